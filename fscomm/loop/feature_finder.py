@@ -1,8 +1,8 @@
-"""Which part of a batch each module reads: learned at its first forward, or given by the user.
+"""The source of each module's features in a batch: learned at its first forward, or given by the user.
 
-What one batch teaches may be wrong: two parts of it may hold the same, such as nothing, and batches may have several
-structures. So a module may have several sources. When it gets something else than was announced, the sources that fit
-the batch come first from then on; if there are none, the batch is searched again.
+One batch may be misleading: two of its KJTs may be equal, such as empty ones, and batches may have several structures.
+So a module may have several sources. When it gets other features than were announced, the sources that fit the batch
+are tried first from then on; if there are none, the batch is searched again.
 """
 
 import textwrap
@@ -13,8 +13,8 @@ from fscomm.loop import kjt_paths
 from fscomm.loop.kjt_paths import KJT, Make
 
 Reader = Callable[[Any], Any]
-TRIES = 3  # batches in which features are looked for before a module is given up
-LOOKS = 8  # batches in which they are looked for again, after a module had got something else
+TRIES = 3  # batches that are searched before a module is given up
+LOOKS = 8  # batches that are searched again, after a module had got other features than were announced
 _MOST_SOURCES = 8
 
 
@@ -25,12 +25,12 @@ class Source(Protocol):
         """Raises ValueError where the batch does not have them. checked: the same batch was read before."""
 
     def narrowed(self, batch: Any, kjt: KJT) -> "Source | None":
-        """What of it gives `kjt` from `batch`, too; None if nothing does."""
+        """The source without what does not give `kjt` from `batch`; None if nothing is left."""
 
 
 Search = Callable[[Any, KJT, Sequence[Source]], tuple[Source | None, list[str]]]
-"""From a batch, a KJT that is not in it, and the sources known so far, to how it was built; without that, its keys that
-are nowhere in the batch."""
+"""From a batch, a KJT that is not in it, and the sources known so far, to the way it was built; without one, to its keys
+that are nowhere in the batch."""
 
 
 def _nowhere(batch: Any, kjt: KJT, known: Sequence[Source]) -> tuple[None, list[str]]:
@@ -115,8 +115,8 @@ class FeatureFinder:
         return self._lost[m]
 
     def correct(self, m: int, batch: Any, kjt: KJT) -> bool:
-        """Module m got `kjt` while the user holds `batch`, and something else, or nothing, was announced. Whether its
-        features will be found in such batches."""
+        """Module m got `kjt` while the user holds `batch`, and other features, or none, were announced. Returns whether
+        its features will be found in such batches."""
         if not self._sources[m] or self._problem(kjt) is not None:
             return False
         narrowed = [source.narrowed(batch, kjt) for source in self._sources[m]]

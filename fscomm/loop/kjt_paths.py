@@ -1,4 +1,4 @@
-"""Where in a batch the features of a module lie, and whether they are still those that were announced.
+"""Where in a batch the features of a module are, and whether they are still those that were announced.
 
 A KJT here is whatever has the reading methods of TorchRec's KeyedJaggedTensor; TorchRec is not imported. Batches are
 walked by what they store (items, instance attributes, slots): no property or `__getattr__` of the user runs.
@@ -71,7 +71,7 @@ class Path:
             return None
 
     def part(self, batch: Any, fits: Callable[[Any], bool], kind: str) -> Any:
-        """What is there, which has to be a `kind`. Raises ValueError, naming path and step, where it is not."""
+        """The object at this path, which has to be a `kind`. Raises ValueError, naming path and step, if it is not."""
         value = batch
         for depth, step in enumerate(self.steps):
             try:
@@ -120,13 +120,13 @@ def walk(batch: Any) -> Iterator[tuple[Path, KJT]]:
 
 
 def tensors_of(batch: Any) -> list[Tensor | None]:
-    """All tensors in a batch, those of its KJTs, too."""
+    """All tensors in a batch, including those of its KJTs."""
     found = (value for _, value in leaves(batch))
     return [each for value in found for each in ((value,) if isinstance(value, Tensor) else _tensors(value))]
 
 
 def find(batch: Any, kjt: KJT) -> list[Path]:
-    """Where `kjt` lies in the batch, nearest first: where the same object does, else KJTs of the same tensors, else
+    """Where `kjt` is in the batch, nearest first: paths to the same object, else to KJTs of the same tensors, else to
     those of equal contents. Two that are equal in one batch may differ in the next.
 
     Off the CPU, comparing contents waits for the device.
@@ -145,10 +145,10 @@ def same(a: KJT, b: KJT, *, alike: Callable[[Tensor | None, Tensor | None], bool
 
 
 class Snapshot:
-    """What a KJT held when it was announced, to recognise it, or a change to it, when a module gets it.
+    """The contents of a KJT when it was announced, to recognise it, or a change to it, when a module gets it.
 
-    Keeps the tensors, not copies: a tensor written in place since then is told by its `contents`. Where torch knows of
-    the writing, it is not the same even if it holds the same again.
+    Keeps the tensors, not copies: a write in place since then is found by their `contents`. If torch counted the write,
+    a tensor that has its old values again is still a changed one.
     """
 
     __slots__ = ("_contents", "_shape", "_tensors")
@@ -159,7 +159,7 @@ class Snapshot:
         self._contents = [contents(tensor) for tensor in self._tensors]
 
     def difference(self, kjt: KJT) -> str | None:
-        """What of `kjt` is not as announced, also where it was written to in between; None if it is the `same`."""
+        """The tensor or attribute that is not as announced, or was written to since; None if there is none."""
         for name, was, now in zip(("keys", "stride", "strides"), self._shape, _shape(kjt), strict=True):
             if was != now:
                 return name
@@ -175,7 +175,7 @@ class Snapshot:
 
 
 class BatchSnapshot:
-    """What all tensors of a batch held at one moment, those of its KJTs, too."""
+    """The contents of all tensors of a batch at one moment, including those of its KJTs."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch

@@ -1,10 +1,10 @@
-"""One batch ahead: the next batch is on the device, and announced, before the user gets the one before it.
+"""Prefetches one batch: the next one is announced, and on its way to the device, before the user gets the current one.
 
 States, as the user sees them: nothing fetched -> held 0 -> (held n, ahead n+1) -> ... -> (held last, ahead the end) ->
 ended. The batch after the first one is pulled when it is asked for. By then it is known which features the model reads,
-and whether loader and training draw from the same random numbers: then a batch pulled early would change what both
-draw, so every batch is pulled when it is asked for. Pulling early must not change the batch before it either: that is
-looked at, and a loader that reuses its memory is refused.
+and whether loader and training step draw from the same random numbers. If they do, the order of their draws matters, so
+every batch is pulled when it is asked for. A loader that writes into an earlier batch while it makes the next one is
+refused.
 """
 
 import copy
@@ -36,20 +36,20 @@ REUSED = (
 
 
 class Listener:
-    """Who is told what is fetched and what is handed out. What it raises reaches the user at once.
+    """Is notified of what is fetched and what is handed out. Its errors reach the user at once.
 
-    This one does nothing with it: nothing is served, and nothing is gained by pulling early.
+    This one ignores all of it: where nothing is served, nothing is gained by pulling early.
     """
 
     elsewhere = False
-    """The thread that asks for batches is another one than that which trains, since `resume`."""
+    """Whether batches are asked for by another thread than the one that trains; set by `resume`."""
 
     def resume(self, epoch: Any) -> bool:
-        """The user asks `epoch` for a batch. Whether another one was asked since: what was announced is forgotten."""
+        """The user asks `epoch` for a batch. Returns whether another epoch was asked since: announcements are void."""
         return False
 
     def forwards(self) -> int | None:
-        """In training, until now; None: not known."""
+        """Forwards in training so far; None: not known."""
         return None
 
     def looks(self) -> int:
@@ -61,12 +61,12 @@ class Listener:
         return []
 
     def announce(self, moved: Moved[Any], *, depends: bool, in_turn: str | None) -> None:
-        """The next batch. depends: the loader depends on the training step here: both draw from the same random
-        numbers, or the loader reads tables. in_turn: why it was not pulled early, and is about to be held; None: it
-        was, or one cannot tell yet."""
+        """The next batch. depends: on this rank the loader depends on the training step: both draw from the same random
+        numbers, or the loader reads tables. in_turn: why the batch was not pulled early; None: it was, or it is not
+        known yet whether it may be."""
 
     def depends(self) -> bool:
-        """Whether the batch announced last `depends` on any rank: then no batch is pulled early. Blocks until all ranks
+        """Whether the newest batch `depends` on any rank: then no batch is pulled early. Blocks until all ranks have
         announced it."""
         return True
 
@@ -75,20 +75,20 @@ class Listener:
         return batch
 
     def end(self) -> None:
-        """The loader is exhausted, or the batch announced last will never be held: the user starts anew."""
+        """No batch follows for now: the loader is exhausted, the next batch is not pulled early, or a loop was left."""
 
     def finish(self) -> None:
-        """The user is about to learn that there is no further batch."""
+        """The loop is about to get StopIteration."""
 
     def fail(self, error: BaseException) -> None:
-        """The loader raised; the user sees it after the batch that is about to be held, and may go on after that."""
+        """The loader raised `error`; the user gets it after the current batch, and may continue afterwards."""
 
 
 class Ahead(Generic[T]):
-    """What was fetched ahead: a batch, or what the loader raised, StopIteration, too.
+    """What was prefetched: a batch, or the loader's error, which may be StopIteration.
 
-    It outlives the loop and refers to no loader. So the `finally` of a generator runs when the loop over it is left, as
-    without fscomm.
+    It outlives the loop and does not refer to the loader. So the `finally` of a generator runs when the loop over it is
+    left, as without fscomm.
     """
 
     def __init__(self, moving: Moving) -> None:
@@ -103,8 +103,8 @@ class Ahead(Generic[T]):
 class Lookahead(Generic[T]):
     """Iterates over a loader, one batch ahead, with batches moved as `moving` does it.
 
-    Several may be open at a time, such as one for evaluation inside the loop over another: what the other had fetched
-    ahead is announced again when its loop goes on.
+    Several may be open at a time, such as one for evaluation inside the loop over another: the prefetched batch of the
+    other is announced again when its loop resumes.
 
     rng: "shared": where the loader draws from torch's, numpy's or Python's global generator, and the training step
     (dropout) too, no batch is pulled early, so that all draw what they draw in the plain loop. "own": the loader draws
@@ -112,15 +112,15 @@ class Lookahead(Generic[T]):
     differ from those of the plain loop.
 
     early: False where the loader depends on what the training step does: it weighs batches by the last loss, samples
-    by the tables, or replays what the model got wrong. Every batch is then pulled when it is asked for, and steps run
-    plainly. Nothing else changes. fscomm detects common random numbers, and loaders that read served tables or call
-    served modules in the thread that trains; it detects no other dependence.
+    by the tables, or replays samples that the model got wrong. Every batch is then pulled when it is asked for, and
+    steps run plainly. Nothing else changes. fscomm detects common random numbers, and loaders that read served tables
+    or call served modules in the thread that trains; it detects no other dependence.
 
     Every loop calls `iter(loader)` again, as a loop over the loader itself would. Where the loader is an iterator, a
-    new loop goes on with the batch that was fetched ahead. To leave a loop and go on with it in another, keep
-    `it = iter(lookahead)` and loop over that.
+    new loop resumes with the prefetched batch. To leave a loop and resume it in another, keep `it = iter(lookahead)`
+    and loop over that.
 
-    Public attributes that it has not itself are read from the loader: `sampler`, `dataset`, `batch_size`, `set_epoch`.
+    Other public attributes are those of the loader: `sampler`, `dataset`, `batch_size`, `set_epoch`.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Lookahead(Generic[T]):
         early: bool = True,
         opened: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """opened: called with every loop that begins, which has to be closed with the look-ahead."""
+        """opened: called with every new loop, which has to be closed together with the look-ahead."""
         if rng not in ("shared", "own"):
             raise ValueError(f"rng must be 'shared' or 'own', got {rng!r}")
         self._loader = loader
@@ -148,8 +148,7 @@ class Lookahead(Generic[T]):
 
     @not_compiled
     def __iter__(self) -> Iterator[T]:
-        """Raises RuntimeError after `close`, and where the loader is an iterator of which one cannot tell if it goes on
-        or starts over."""
+        """Raises RuntimeError after `close`, and where the loader is an iterator that may resume or start over."""
         self._check_open()
         epoch = self._epoch
         if epoch is not None and epoch.iterator is self._loader and epoch.pending:
@@ -199,7 +198,7 @@ class Lookahead(Generic[T]):
 
     @property
     def unconsumed(self) -> T | None:
-        """The batch that was fetched ahead and not handed out; None if there is none. Also after `close`."""
+        """The prefetched batch that was not handed out; None if there is none. Also after `close`."""
         return self.ahead.unconsumed
 
     def state_dict(self) -> Any:
@@ -217,8 +216,8 @@ class Lookahead(Generic[T]):
         load(state)
 
     def close(self) -> None:
-        """End the epoch and close its iterator. An iterator that was given as the loader is only let go: where nothing
-        else refers to it, Python closes it, and else one may go on with it. Idempotent."""
+        """End the epoch and close its iterator. An iterator that was given as the loader is only released: the user may
+        resume it, and Python closes it if nothing else refers to it. Idempotent."""
         if self._epoch is not None and not self._closed:
             self._epoch.close()
             self._loader = self._epoch.loader
@@ -237,12 +236,12 @@ class Lookahead(Generic[T]):
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class _Epoch(Generic[T]):
+class _Epoch(Iterator[T]):
     """One pass over the loader's iterator. It does not refer to its look-ahead: a cycle would keep the loader until
     Python collects it.
 
     Attributes:
-        saved: the loader's state before it was asked for the batch that was fetched ahead; None if none was, or the
+        saved: the loader's state before it was asked for the prefetched batch; None without such a batch, or where the
             loader has no state.
     """
 
@@ -262,11 +261,8 @@ class _Epoch(Generic[T]):
 
     @property
     def pending(self) -> bool:
-        """Is there a batch, or an error, that the user has not got."""
+        """Whether there is a batch, or an error, that was not handed out."""
         return self._fetched.value is not None and not isinstance(self._fetched.value, StopIteration)
-
-    def __iter__(self) -> "_Epoch[T]":
-        return self
 
     @not_compiled
     def __next__(self) -> T:
@@ -318,9 +314,9 @@ class _Epoch(Generic[T]):
         return held
 
     def _pulls_early(self) -> bool:
-        """Whether the batch after this one is pulled now; on all ranks alike. Not known before the second batch, and
-        before the first one is trained on: until then one cannot tell whether the training step draws. A thread that
-        only pulls does not wait for that, as what two threads draw has no order anyway."""
+        """Whether the batch after this one is pulled now; the same on all ranks. Not known before the second batch, and
+        before a step on the first one: until then it is unknown whether the training step draws. A thread that only
+        pulls does not wait for that, as the draws of two threads have no order anyway."""
         if not self._early:
             return False
         untrained = self._trained is not None and self._listener.forwards() == self._trained
@@ -331,7 +327,7 @@ class _Epoch(Generic[T]):
         return bool(self._draws.early)
 
     def leave(self) -> None:
-        """Pull no more; what was fetched stays to be asked for."""
+        """Pull no more; the prefetched batch can still be asked for."""
         self._left = True
         # As when the plain loop drops its iterator. An iterator that was given as the loader is the user's.
         close = getattr(self.iterator, "close", None)

@@ -1,7 +1,7 @@
-"""The random numbers that loader and training draw from: the global generators of torch (CPU), numpy and Python, and
-generators that the loader holds, which the training step may hold, too.
+"""The generators of random numbers that loader and training step share: the global ones of torch (CPU), numpy and
+Python, and those that the loader refers to, as the training step may, too.
 
-`Draws` keeps what both draw in the order of the plain loop, or gives the loader a stream of its own.
+`Draws` keeps their draws in the order of the plain loop, or gives the loader a stream of its own.
 """
 
 import builtins
@@ -113,14 +113,14 @@ def private_generators(*roots: Any) -> list[Any]:
 
 
 class Draws:
-    """Keeps what loader and training step draw from common random numbers in the order of the plain loop.
+    """Keeps the draws of loader and training step from common generators in the order of the plain loop.
 
-    What both draw depends on their order, so no batch is pulled early then. Where one of them begins to draw later, it
-    is noticed before anything was trained on that the plain loop would not have: a batch that was pulled early leaves
-    the random numbers to the training step as it found them.
+    If both draw from one, no batch is pulled early. If one of them begins to draw later, this is noticed before a step
+    that differs from the plain loop's: after a batch was pulled early, the generators are reset to their states before
+    it, until the training step is over.
 
-    own: the loader draws from a stream of its own instead, which begins where the common one is at its first use. What
-    it draws leaves the common one as it was.
+    own: the loader draws from a stream of its own instead, which starts from the state of the common generators at its
+    first use. Its draws leave those unchanged.
 
     Attributes:
         early: batches may be pulled early; None while that is not known.
@@ -131,18 +131,18 @@ class Draws:
     def __init__(self, *, own: bool) -> None:
         self._own = own
         self._private: dict[int, Any] = {}  # by `id`
-        self._loaders: Generators | None = None  # where the loader's own stream is
+        self._loaders: Generators | None = None  # states of the loader's own stream
         self._handed_out: Generators | None = None
         self._elsewhere = False
         self._user_drew: frozenset[int] = frozenset()
         self._loader_drew: frozenset[int] = frozenset()
-        self._after_early: Generators | None = None  # where the loader left the numbers that the training step has now
+        self._after_early: Generators | None = None  # states after a batch was pulled early, until the step is over
         self._drew_early: frozenset[int] = frozenset()
         self.early: bool | None = None
         self.both = False
 
     def look_at(self, *loaders: Any) -> None:
-        """Find the generators that these hold, which the training step may hold, too."""
+        """Find the generators that these refer to, as the training step may, too."""
         if not self._own:
             self._private |= {id(each): each for each in private_generators(*loaders)}
 
@@ -150,12 +150,12 @@ class Draws:
         return Generators(self._private.values())
 
     def hand_out(self) -> None:
-        """The user gets a batch; the next pull tells whether the user draws."""
+        """The user gets a batch; draws until the next `resume` are the training step's."""
         self._handed_out = self._now()
 
     def resume(self, *, elsewhere: bool = False) -> None:
-        """The user asks for a batch. elsewhere: in a thread that only pulls. What the training step draws meanwhile has
-        no order in the plain loop either, and what it draws from stays as it is.
+        """The user asks for a batch. elsewhere: in a thread that only pulls. Draws of the training step have no order
+        in the plain loop either then, and no generator is reset.
 
         Raises:
             RuntimeError: the batch was pulled too early.
@@ -175,7 +175,7 @@ class Draws:
             self._after_early = None
 
     def begin(self) -> None:
-        """A new loop begins: in the plain loop the batch that was pulled early was never made."""
+        """A new loop begins: in the plain loop the batch that was pulled early would not have been made."""
         if self._handed_out is not None:
             self._user_drew = self._handed_out.drawn(self._now())
             self._handed_out = None
@@ -184,7 +184,7 @@ class Draws:
 
     @contextmanager
     def of_loader(self, *, early: bool = False, again: bool = False) -> Iterator[None]:
-        """The loader makes an iterator or a batch inside. again: if it drew before, it may do so in any batch."""
+        """Around the loader's work on an iterator or a batch. again: if it drew before, it may draw for any batch."""
         before = self._now()
         if self._loaders is not None:
             self._loaders.restore()

@@ -1,8 +1,8 @@
-"""What the tensors of a batch hold: whether two of them hold the same, and whether one was written to.
+"""Contents of the tensors of a batch: whether two are equal, and whether one was written to.
 
 Batches have tensors of every kind beside the ids: sparse, nested, masked, quantized, distributed, on no device. None of
-them is an error here, and no code of a tensor's own class runs: where they came from, it may raise. What has no memory
-that can be looked at is known by its version alone.
+them is an error here, and no code of a tensor's own class runs, because it may raise. A tensor without memory that can
+be read is compared by its version alone.
 """
 
 import copy
@@ -105,7 +105,7 @@ def all_equal(pairs: Sequence[tuple[Tensor | None, Tensor | None]]) -> bool:
 def contents(tensor: Tensor | None) -> tuple[Any, ...]:
     """The version of a tensor, where it lies, and a checksum of its bytes; without the latter off the CPU.
 
-    The checksum tells of a change that torch does not know: by numpy, through `.data`, of reused memory.
+    The checksum finds changes that torch does not count: by numpy, through `.data`, of reused memory.
     """
     if tensor is None:
         return ()

@@ -190,8 +190,8 @@ class Recipe:
         return replace(self, origins=fitting) if all(fitting) else None
 
     def completed(self, known: Sequence[Any], batch: Any, kjt: KJT) -> "Recipe":
-        """With the origins of `known` recipes where these fit: a key without ids fits everywhere in this batch, and an
-        earlier one has told where it is."""
+        """With the origins of `known` recipes where these fit: a key without ids in this batch fits everywhere, but an
+        earlier batch may have had some."""
         made = self
         for other in known:
             if isinstance(other, Recipe) and other.keys == self.keys:
@@ -268,11 +268,12 @@ LAYOUTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 
 
 def is_countable(value: Any) -> bool:
-    """Is it a tensor that may be one of ids, lengths or a mask: of integers, with memory in rows and columns."""
+    """Whether it may be a tensor of ids, lengths or a mask: of integers, with strided memory."""
     with torch._C.DisableTorchFunctionSubclass():
         return (
             isinstance(value, Tensor)
-            and type(value).__torch_dispatch__ is Tensor.__torch_dispatch__  # what a class wraps is looked at itself
+            and type(value).__torch_dispatch__
+            is Tensor.__torch_dispatch__  # tensors that a class wraps are leaves, too
             and value.layout is torch.strided
             and value.dtype in (*INTEGERS, torch.bool)
             and not value.is_nested

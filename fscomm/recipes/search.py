@@ -1,4 +1,4 @@
-"""Where in a batch each key of a KJT comes from: what a model built it of, found by content.
+"""Finds by contents where in a batch each key of a KJT comes from, where a model builds the KJT.
 
 A key is compared with everything in the batch that could be one. So that this takes time with the size of the batch,
 and not with the square of its number of features, candidates are sorted out first: by the number and sum of their
@@ -46,7 +46,7 @@ def recipe(batch: Any, kjt: KJT, known: Sequence[Any] = (), *, make: Make) -> tu
 
 
 def origins_of(batch: Any, kjt: KJT) -> list[tuple[Origin, ...]]:
-    """[F] for each key what in the batch is equal to it, the likeliest first."""
+    """[F] for each key its equals in the batch, the likeliest first."""
     search, where = _Search(kjt.keys(), list(by_key(kjt))), kjt.values().device
     samples = len(kjt.lengths()) // max(len(kjt.keys()), 1)
     held = list(islice(_slices(batch, samples, where), _MOST_SLICES))
@@ -102,7 +102,7 @@ class _Search:
 
 
 def _marks(tensor: Tensor) -> Any:
-    """What equal tensors [N] have alike, and others rarely."""
+    """Equal for equal tensors [N], and rarely for others."""
     return (len(tensor), int(tensor.sum()), int(tensor[0]), int(tensor[-1])) if len(tensor) else 0
 
 
