@@ -29,8 +29,8 @@ class Source(Protocol):
 
 
 Search = Callable[[Any, KJT, Sequence[Source]], tuple[Source | None, list[str]]]
-"""From a batch, a KJT that is not in it, and the sources known so far, to the way it was built; without one, to its keys
-that are nowhere in the batch."""
+"""From a batch, a KJT that is not in it, and the sources known so far, to the way it was built; without one, to its
+keys that are nowhere in the batch."""
 
 
 def _nowhere(batch: Any, kjt: KJT, known: Sequence[Source]) -> tuple[None, list[str]]:

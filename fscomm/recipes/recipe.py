@@ -272,8 +272,7 @@ def is_countable(value: Any) -> bool:
     with torch._C.DisableTorchFunctionSubclass():
         return (
             isinstance(value, Tensor)
-            and type(value).__torch_dispatch__
-            is Tensor.__torch_dispatch__  # tensors that a class wraps are leaves, too
+            and type(value).__torch_dispatch__ is Tensor.__torch_dispatch__  # those that a class wraps are leaves, too
             and value.layout is torch.strided
             and value.dtype in (*INTEGERS, torch.bool)
             and not value.is_nested
