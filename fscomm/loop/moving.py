@@ -57,9 +57,9 @@ class Moving:
 
     def end(self, moved: Moved[T]) -> T:
         """Work that the calling thread issues from now on runs after the copies."""
-        if moved.mark is not None:
+        if self._where is not None:
             self._device.after(moved.mark)
-            self._device.reads(*memory_on(self._device.where, moved.batch))
+            self._device.reads(*memory_on(self._where, moved.batch))
         return moved.batch
 
     def close(self) -> None:
