@@ -5,7 +5,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import torch
@@ -130,7 +129,7 @@ class TrainPipelineFreeScale(Generic[T]):
             if ahead.unconsumed is not None:
                 self._kept[number] = iterator, ahead.unconsumed
         self._ahead.clear()
-        self._leave(None, None, None)
+        self._leave()
         return self._model
 
     def reset(self) -> None:
@@ -146,18 +145,14 @@ class TrainPipelineFreeScale(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._closed = True
-        self._leave(kind, error, trace)
+        self._leave(*error)
 
-    def _leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _leave(self, *error: Any) -> None:
         enabled, self._enabled = self._enabled, None
         if enabled is not None:
-            enabled.__exit__(kind, error, trace)
+            enabled.__exit__(*(error or (None, None, None)))
 
     def _batches(self, iterator: Iterator[T]) -> Iterator[T]:
         number = id(iterator)  # it is kept, so no other one has this number

@@ -1,21 +1,20 @@
-"""Which part of a batch each module reads: learned at its first forward, or given by the user.
+"""The source of each module's features in a batch: learned at its first forward, or given by the user.
 
-What one batch teaches may be wrong: two parts of it may hold the same, such as nothing, and batches may have several
-structures. So a module may have several sources. When it gets something else than was announced, the sources that fit
-the batch come first from then on; if there are none, the batch is searched again.
+One batch may be misleading: two of its KJTs may be equal, such as empty ones, and batches may have several structures.
+So a module may have several sources. When it gets other features than were announced, the sources that fit the batch
+are tried first from then on; if there are none, the batch is searched again.
 """
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fscomm.loop import kjt_paths
 from fscomm.loop.kjt_paths import KJT, Make
 
 Reader = Callable[[Any], Any]
-TRIES = 3  # batches in which features are looked for before a module is given up
-LOOKS = 8  # batches in which they are looked for again, after a module had got something else
+TRIES = 3  # batches that are searched before a module is given up
+LOOKS = 8  # batches that are searched again, after a module had got other features than were announced
 _MOST_SOURCES = 8
 
 
@@ -26,26 +25,12 @@ class Source(Protocol):
         """Raises ValueError where the batch does not have them. checked: the same batch was read before."""
 
     def narrowed(self, batch: Any, kjt: KJT) -> "Source | None":
-        """What of it gives `kjt` from `batch`, too; None if nothing does."""
+        """The source without what does not give `kjt` from `batch`; None if nothing is left."""
 
 
 Search = Callable[[Any, KJT, Sequence[Source]], tuple[Source | None, list[str]]]
-"""From a batch, a KJT that is not in it, and the sources known so far, to how it was built; without that, its keys that
-are nowhere in the batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """The user's function."""
-
-    read_batch: Reader
-
-    def read(self, batch: Any, *, checked: bool = False) -> KJT:
-        found: KJT = self.read_batch(batch)
-        return found
-
-    def narrowed(self, batch: Any, kjt: KJT) -> "Source | None":
-        return self
+"""From a batch, a KJT that is not in it, and the sources known so far, to the way it was built; without one, to its
+keys that are nowhere in the batch."""
 
 
 def _nowhere(batch: Any, kjt: KJT, known: Sequence[Source]) -> tuple[None, list[str]]:
@@ -79,7 +64,7 @@ class FeatureFinder:
                 f"{', '.join(dict.fromkeys(names)) or 'none'}"
             )
         self._names = names
-        self._sources: list[list[Source]] = [[] for _ in names]  # the first one that can be read in a batch counts
+        self._readers: dict[int, Reader] = {}
         for name, readers in given.items():
             of_calls, first = [readers] if callable(readers) else list(readers), names.index(name)
             if len(of_calls) > names.count(name):
@@ -87,8 +72,9 @@ class FeatureFinder:
                     f"features= has {len(of_calls)} functions for {name}, one for each call, but calls="
                     f"{names.count(name)} says how often it is called"
                 )
-            self._sources[first : first + len(of_calls)] = [[_Given(reader)] for reader in of_calls]
-        self.explicit = frozenset(m for m, sources in enumerate(self._sources) if sources)
+            self._readers |= dict(enumerate(of_calls, first))
+        self.explicit = frozenset(self._readers)
+        self._sources: list[list[Source]] = [[] for _ in names]  # the first one that can be read in a batch counts
         self._problem = problem
         self.make = make
         self._search_recipe = search
@@ -129,9 +115,9 @@ class FeatureFinder:
         return self._lost[m]
 
     def correct(self, m: int, batch: Any, kjt: KJT) -> bool:
-        """Module m got `kjt` while the user holds `batch`, and something else, or nothing, was announced. Whether its
-        features will be found in such batches."""
-        if m in self.explicit or not self._sources[m] or self._problem(kjt) is not None:
+        """Module m got `kjt` while the user holds `batch`, and other features, or none, were announced. Returns whether
+        its features will be found in such batches."""
+        if not self._sources[m] or self._problem(kjt) is not None:
             return False
         narrowed = [source.narrowed(batch, kjt) for source in self._sources[m]]
         fitting = [source for source in narrowed if source is not None]
@@ -144,10 +130,9 @@ class FeatureFinder:
 
     def where(self, m: int) -> str:
         """Where module m has its features."""
-        sources = self._sources[m]
-        if m in self.explicit or not sources:
-            return "what features= gave" if sources else "the batch"
-        return textwrap.shorten(str(sources[0]), 200)
+        if m in self.explicit:
+            return "what features= gave"
+        return textwrap.shorten(str(self._sources[m][0]), 200) if self._sources[m] else "the batch"
 
     def holds(self, batch: Any, kjt: KJT) -> bool:
         """Whether `batch` has, or a model may have built from it, `kjt`."""
@@ -161,18 +146,19 @@ class FeatureFinder:
         return [] if built is None else [built], missing
 
     def _read(self, m: int, batch: Any, checked: bool) -> tuple[KJT | None, str | None]:
+        if m in self.explicit:
+            return self._usable(self._readers[m](batch))
         first: str | None = None
         for source in self._sources[m]:
             try:
-                kjt = source.read(batch, checked=checked)
+                return self._usable(source.read(batch, checked=checked))
             except ValueError as error:
-                if m in self.explicit:
-                    raise
                 first = first or str(error)
-                continue
-            why = self._problem(kjt)
-            return (None, why) if why is not None else (kjt, None)
         return None, first or self._lost[m]
+
+    def _usable(self, kjt: Any) -> tuple[KJT | None, str | None]:
+        why = self._problem(kjt)
+        return (None, why) if why is not None else (kjt, None)
 
     def _not_found(self, m: int, batch: Any, kjt: KJT, missing: list[str]) -> str:
         name, keys = self._names[m], list(kjt.keys())

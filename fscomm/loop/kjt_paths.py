@@ -1,4 +1,4 @@
-"""Where in a batch the features of a module lie, and whether they are still those that were announced.
+"""Where in a batch the features of a module are, and whether they are still those that were announced.
 
 A KJT here is whatever has the reading methods of TorchRec's KeyedJaggedTensor; TorchRec is not imported. Batches are
 walked by what they store (items, instance attributes, slots): no property or `__getattr__` of the user runs.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from fscomm.loop.tensors import all_equal, contents, equal, inner, stored
 
 DEEPEST = 6
 _MOST_NODES = 10_000
-_PARTS = ("values", "lengths", "weights")
+_TENSORS = ("values", "lengths", "weights")
 _METHODS = ("keys", "values", "lengths", "weights_or_none", "stride")
 NOT_ENTERED = (type(None), torch.nn.Module, ModuleType, FunctionType, MethodType, type, str, bytes, int, float)
 
@@ -39,27 +39,21 @@ Make = Callable[[list[str], Tensor, Tensor, Tensor | None, int], Any]
 """Gives a KJT of keys, values, lengths, weights and a stride."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attribute:
-    name: str
+class Access(NamedTuple):
+    """From a container to one of its items, or from an object to one of its attributes."""
 
-    def __str__(self) -> str:
-        return f".{self.name}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
     key: Any
+    is_item: bool
 
     def __str__(self) -> str:
-        return f"[{self.key!r}]"
+        return f"[{self.key!r}]" if self.is_item else f".{self.key}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Path:
-    """The way from a batch to one of its parts; `str` gives it as Python would: batch.features, batch['x'][0].y."""
+    """The way from a batch to something in it; `str` gives it as Python would: batch.features, batch['x'][0].y."""
 
-    steps: tuple[Attribute | Item, ...] = ()
+    steps: tuple[Access, ...] = ()
 
     def __str__(self) -> str:
         return "batch" + "".join(map(str, self.steps))
@@ -77,11 +71,11 @@ class Path:
             return None
 
     def part(self, batch: Any, fits: Callable[[Any], bool], kind: str) -> Any:
-        """What is there, which has to be a `kind`. Raises ValueError, naming path and step, where it is not."""
+        """The object at this path, which has to be a `kind`. Raises ValueError, naming path and step, if it is not."""
         value = batch
         for depth, step in enumerate(self.steps):
             try:
-                value = value[step.key] if isinstance(step, Item) else getattr(value, step.name)
+                value = value[step.key] if step.is_item else getattr(value, step.key)
             except (AttributeError, LookupError, TypeError) as error:
                 at = Path(steps=self.steps[:depth])
                 raise ValueError(
@@ -103,6 +97,8 @@ def leaves(batch: Any) -> Iterator[tuple[Path, Any]]:
     Enters mappings, lists, tuples and what instances store; not modules, functions, classes. Of a tensor that consists
     of others, those follow. A container that is met again, cycles included, is entered once.
     """
+    # Breadth first, as a model more often reads what is near. An object at several paths is given with each of them:
+    # only later batches show which one is meant.
     entered: set[int] = set()
     queue = deque([(Path(), batch)])
     for _ in range(_MOST_NODES):
@@ -113,6 +109,7 @@ def leaves(batch: Any) -> Iterator[tuple[Path, Any]]:
             yield path, value
         if not is_kjt(value) and len(path.steps) < DEEPEST and id(value) not in entered:
             entered.add(id(value))
+            # Numbers and strings count for nothing: a list of a million of them must not hide what is beside it.
             within = ((step, child) for step, child in _children(value) if not isinstance(child, NOT_ENTERED))
             queue.extend((Path(steps=(*path.steps, step)), child) for step, child in islice(within, _MOST_NODES))
 
@@ -123,18 +120,19 @@ def walk(batch: Any) -> Iterator[tuple[Path, KJT]]:
 
 
 def tensors_of(batch: Any) -> list[Tensor | None]:
-    """All tensors in a batch, those of its KJTs, too."""
+    """All tensors in a batch, including those of its KJTs."""
     found = (value for _, value in leaves(batch))
     return [each for value in found for each in ((value,) if isinstance(value, Tensor) else _tensors(value))]
 
 
 def find(batch: Any, kjt: KJT) -> list[Path]:
-    """Where `kjt` lies in the batch, nearest first: where the same object does, else KJTs of the same tensors, else
+    """Where `kjt` is in the batch, nearest first: paths to the same object, else to KJTs of the same tensors, else to
     those of equal contents. Two that are equal in one batch may differ in the next.
 
     Off the CPU, comparing contents waits for the device.
     """
     held = list(walk(batch))
+    # A model may wrap tensors of the batch in a new KJT, and equal contents may be a coincidence: surest first.
     for alike in (operator.is_, partial(same, alike=operator.is_), same):
         if found := [path for path, other in held if alike(other, kjt)]:
             return found
@@ -147,10 +145,10 @@ def same(a: KJT, b: KJT, *, alike: Callable[[Tensor | None, Tensor | None], bool
 
 
 class Snapshot:
-    """What a KJT held when it was announced, to recognise it, or a change to it, when a module gets it.
+    """The contents of a KJT when it was announced, to recognise it, or a change to it, when a module gets it.
 
-    Keeps the tensors, not copies: a tensor written in place since then is told by its `contents`. Where torch knows of
-    the writing, it is not the same even if it holds the same again.
+    Keeps the tensors, not copies: a write in place since then is found by their `contents`. If torch counted the write,
+    a tensor that has its old values again is still a changed one.
     """
 
     __slots__ = ("_contents", "_shape", "_tensors")
@@ -161,14 +159,14 @@ class Snapshot:
         self._contents = [contents(tensor) for tensor in self._tensors]
 
     def difference(self, kjt: KJT) -> str | None:
-        """What of `kjt` is not as announced, also where it was written to in between; None if it is the `same`."""
+        """The tensor or attribute that is not as announced, or was written to since; None if there is none."""
         for name, was, now in zip(("keys", "stride", "strides"), self._shape, _shape(kjt), strict=True):
             if was != now:
                 return name
-        parts = list(zip(_PARTS, self._tensors, _tensors(kjt), strict=True))
-        same = all_equal([(was, now) for _, was, now in parts])
-        for (name, was, now), held in zip(parts, self._contents, strict=True):
-            if not (same or equal(was, now)) or held != contents(was):
+        now = _tensors(kjt)
+        same = all_equal(list(zip(self._tensors, now, strict=True)))  # by one wait for a device in most steps
+        for name, was, held, other in zip(_TENSORS, self._tensors, self._contents, now, strict=True):
+            if not (same or equal(was, other)) or held != contents(was):
                 return name
         return None
 
@@ -177,7 +175,7 @@ class Snapshot:
 
 
 class BatchSnapshot:
-    """What all tensors of a batch held at one moment, those of its KJTs, too."""
+    """The contents of all tensors of a batch at one moment, including those of its KJTs."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -191,18 +189,19 @@ class BatchSnapshot:
         return not same or self._contents != [contents(tensor) for tensor in now]
 
 
-def _children(value: Any) -> Iterator[tuple[Attribute | Item, Any]]:
+def _children(value: Any) -> Iterator[tuple[Access, Any]]:
     if isinstance(value, Mapping):
-        yield from ((Item(key=key), child) for key, child in value.items())
+        yield from ((Access(key, True), child) for key, child in value.items())
     elif isinstance(value, tuple) and (names := getattr(type(value), "_fields", None)):
-        yield from ((Attribute(name=name), child) for name, child in zip(names, value, strict=True))
+        yield from ((Access(name, False), child) for name, child in zip(names, value, strict=True))
     elif isinstance(value, list | tuple):
-        yield from ((Item(key=index), child) for index, child in enumerate(value))
+        yield from ((Access(index, True), child) for index, child in enumerate(value))
     found = inner(value) if isinstance(value, Tensor) else stored(value)
-    yield from ((Attribute(name=name), child) for name, child in found)
+    yield from ((Access(name, False), child) for name, child in found)
 
 
 def is_kjt(value: Any) -> bool:
+    # By its type: an instance may answer any name by a `__getattr__` of the user.
     return all(callable(getattr(type(value), method, None)) for method in _METHODS)
 
 

@@ -1,16 +1,17 @@
-"""One batch ahead: the next batch is on the device, and announced, before the user gets the one before it.
+"""Prefetches one batch: the next one is announced, and on its way to the device, before the user gets the current one.
 
 States, as the user sees them: nothing fetched -> held 0 -> (held n, ahead n+1) -> ... -> (held last, ahead the end) ->
 ended. The batch after the first one is pulled when it is asked for. By then it is known which features the model reads,
-and whether loader and training draw from the same random numbers: then a batch pulled early would change what both
-draw, so every batch is pulled when it is asked for. Pulling early must not change the batch before it either: that is
-looked at, and a loader that reuses its memory is refused.
+and whether loader and training step draw from the same random numbers. If they do, the order of their draws matters, so
+every batch is pulled when it is asked for. A loader that writes into an earlier batch while it makes the next one is
+refused.
 """
 
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from fscomm.device import not_compiled
@@ -35,20 +36,20 @@ REUSED = (
 
 
 class Listener:
-    """Who is told what is fetched and what is handed out. What it raises reaches the user at once.
+    """Is notified of what is fetched and what is handed out. Its errors reach the user at once.
 
-    This one does nothing with it: nothing is served, and nothing is gained by pulling early.
+    This one ignores all of it: where nothing is served, nothing is gained by pulling early.
     """
 
     elsewhere = False
-    """The thread that asks for batches is another one than that which trains, since `resume`."""
+    """Whether batches are asked for by another thread than the one that trains; set by `resume`."""
 
     def resume(self, epoch: Any) -> bool:
-        """The user asks `epoch` for a batch. Whether another one was asked since: what was announced is forgotten."""
+        """The user asks `epoch` for a batch. Returns whether another epoch was asked since: announcements are void."""
         return False
 
     def forwards(self) -> int | None:
-        """In training, until now; None: not known."""
+        """Forwards in training so far; None: not known."""
         return None
 
     def looks(self) -> int:
@@ -60,12 +61,12 @@ class Listener:
         return []
 
     def announce(self, moved: Moved[Any], *, depends: bool, in_turn: str | None) -> None:
-        """The next batch. depends: the loader depends on the training step here: both draw from the same random
-        numbers, or the loader reads tables. in_turn: why it was not pulled early, and is about to be held; None: it
-        was, or one cannot tell yet."""
+        """The next batch. depends: on this rank the loader depends on the training step: both draw from the same random
+        numbers, or the loader reads tables. in_turn: why the batch was not pulled early; None: it was, or it is not
+        known yet whether it may be."""
 
     def depends(self) -> bool:
-        """Whether the batch announced last `depends` on any rank: then no batch is pulled early. Blocks until all ranks
+        """Whether the newest batch `depends` on any rank: then no batch is pulled early. Blocks until all ranks have
         announced it."""
         return True
 
@@ -74,20 +75,20 @@ class Listener:
         return batch
 
     def end(self) -> None:
-        """The loader is exhausted, or the batch announced last will never be held: the user starts anew."""
+        """No batch follows for now: the loader is exhausted, the next batch is not pulled early, or a loop was left."""
 
     def finish(self) -> None:
-        """The user is about to learn that there is no further batch."""
+        """The loop is about to get StopIteration."""
 
     def fail(self, error: BaseException) -> None:
-        """The loader raised; the user sees it after the batch that is about to be held, and may go on after that."""
+        """The loader raised `error`; the user gets it after the current batch, and may continue afterwards."""
 
 
 class Ahead(Generic[T]):
-    """What was fetched ahead: a batch, or what the loader raised, StopIteration, too.
+    """What was prefetched: a batch, or the loader's error, which may be StopIteration.
 
-    It outlives the loop and refers to no loader. So the `finally` of a generator runs when the loop over it is left, as
-    without fscomm.
+    It outlives the loop and does not refer to the loader. So the `finally` of a generator runs when the loop over it is
+    left, as without fscomm.
     """
 
     def __init__(self, moving: Moving) -> None:
@@ -102,8 +103,8 @@ class Ahead(Generic[T]):
 class Lookahead(Generic[T]):
     """Iterates over a loader, one batch ahead, with batches moved as `moving` does it.
 
-    Several may be open at a time, such as one for evaluation inside the loop over another: what the other had fetched
-    ahead is announced again when its loop goes on.
+    Several may be open at a time, such as one for evaluation inside the loop over another: the prefetched batch of the
+    other is announced again when its loop resumes.
 
     rng: "shared": where the loader draws from torch's, numpy's or Python's global generator, and the training step
     (dropout) too, no batch is pulled early, so that all draw what they draw in the plain loop. "own": the loader draws
@@ -111,15 +112,15 @@ class Lookahead(Generic[T]):
     differ from those of the plain loop.
 
     early: False where the loader depends on what the training step does: it weighs batches by the last loss, samples
-    by the tables, or replays what the model got wrong. Every batch is then pulled when it is asked for, and steps run
-    plainly. Nothing else changes. fscomm detects common random numbers, and loaders that read served tables or call
-    served modules in the thread that trains; it detects no other dependence.
+    by the tables, or replays samples that the model got wrong. Every batch is then pulled when it is asked for, and
+    steps run plainly. Nothing else changes. fscomm detects common random numbers, and loaders that read served tables
+    or call served modules in the thread that trains; it detects no other dependence.
 
     Every loop calls `iter(loader)` again, as a loop over the loader itself would. Where the loader is an iterator, a
-    new loop goes on with the batch that was fetched ahead. To leave a loop and go on with it in another, keep
-    `it = iter(lookahead)` and loop over that.
+    new loop resumes with the prefetched batch. To leave a loop and resume it in another, keep `it = iter(lookahead)`
+    and loop over that.
 
-    Public attributes that it has not itself are read from the loader: `sampler`, `dataset`, `batch_size`, `set_epoch`.
+    Other public attributes are those of the loader: `sampler`, `dataset`, `batch_size`, `set_epoch`.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Lookahead(Generic[T]):
         early: bool = True,
         opened: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        """opened: called with every loop that begins, which has to be closed with the look-ahead."""
+        """opened: called with every new loop, which has to be closed together with the look-ahead."""
         if rng not in ("shared", "own"):
             raise ValueError(f"rng must be 'shared' or 'own', got {rng!r}")
         self._loader = loader
@@ -147,11 +148,11 @@ class Lookahead(Generic[T]):
 
     @not_compiled
     def __iter__(self) -> Iterator[T]:
-        """Raises RuntimeError after `close`, and where the loader is an iterator of which one cannot tell if it goes on
-        or starts over."""
+        """Raises RuntimeError after `close`, and where the loader is an iterator that may resume or start over."""
         self._check_open()
         epoch = self._epoch
         if epoch is not None and epoch.iterator is self._loader and epoch.pending:
+            # Generators and other iterators written in C resume; what a method written in Python does is not known.
             if inspect.isfunction(type(self._loader).__iter__):
                 raise RuntimeError(
                     f"a second loop over the lookahead, but {type(self._loader).__name__}.__iter__ returns itself: it "
@@ -164,9 +165,7 @@ class Lookahead(Generic[T]):
         with self._draws.of_loader():
             iterator = iter(self._loader)
         self.ahead.value = None
-        self._epoch = _Epoch(
-            iterator, self._loader, self._listener, self._moving, self._draws, self._early, fetched=self.ahead
-        )
+        self._epoch = _Epoch(iterator, self._loader, self._listener, self._moving, self._draws, self._early, self.ahead)
         self._opened(self._epoch)
         return self._epoch
 
@@ -199,15 +198,14 @@ class Lookahead(Generic[T]):
 
     @property
     def unconsumed(self) -> T | None:
-        """The batch that was fetched ahead and not handed out; None if there is none. Also after `close`."""
+        """The prefetched batch that was not handed out; None if there is none. Also after `close`."""
         return self.ahead.unconsumed
 
     def state_dict(self) -> Any:
         """A copy of the loader's `state_dict()` as of the batch the user holds. Raises TypeError if it has none."""
         saved = None if self._epoch is None else self._epoch.saved
-        if saved is None:  # nothing was fetched ahead: the loader itself knows
-            return copy.deepcopy(_method(self._loader, "state_dict")())
-        return copy.deepcopy(saved.result())
+        # Where nothing was fetched ahead, or it was without a state, the loader itself is asked.
+        return copy.deepcopy(_method(self._loader, "state_dict")() if saved is None else saved.result())
 
     def load_state_dict(self, state: Any) -> None:
         """Hand the loader a state for the next loop; a running one cannot go on. Raises TypeError if it takes none."""
@@ -218,14 +216,11 @@ class Lookahead(Generic[T]):
         load(state)
 
     def close(self) -> None:
-        """End the epoch and close its iterator. An iterator that was given as the loader is only let go: where nothing
-        else refers to it, Python closes it, and else one may go on with it. Idempotent."""
-        if not self._closed:
-            self._give_up()
-            if self._epoch is not None and self._epoch.iterator is self._loader:
-                self._epoch.close()
-                if not hasattr(self._loader, "state_dict"):
-                    self._loader = iter(())
+        """End the epoch and close its iterator. An iterator that was given as the loader is only released: the user may
+        resume it, and Python closes it if nothing else refers to it. Idempotent."""
+        if self._epoch is not None and not self._closed:
+            self._epoch.close()
+            self._loader = self._epoch.loader
         self._closed = True
 
     def _give_up(self) -> None:
@@ -240,46 +235,34 @@ class Lookahead(Generic[T]):
             )
 
 
-class _Epoch(Generic[T]):
-    """One pass over the loader's iterator.
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class _Epoch(Iterator[T]):
+    """One pass over the loader's iterator. It does not refer to its look-ahead: a cycle would keep the loader until
+    Python collects it.
 
     Attributes:
-        saved: the loader's state before it was asked for the batch that was fetched ahead; None if none was.
+        saved: the loader's state before it was asked for the prefetched batch; None without such a batch, or where the
+            loader has no state.
     """
 
-    def __init__(
-        self,
-        iterator: Iterator[T],
-        loader: Iterable[T],
-        listener: Listener,
-        moving: Moving,
-        draws: Draws,
-        early: bool,
-        *,
-        fetched: Ahead[T],
-    ) -> None:
-        """fetched: keeps what is fetched ahead."""
-        self.iterator = iterator
-        self._loader = loader
-        self._listener = listener
-        self._moving = moving
-        self._draws = draws
-        self._early = early
-        self.saved: Future[Any] | None = None
-        self._first = True
-        self._steady = False  # the loader has made its first batches: what it holds was looked at
-        self._trained: int | None = None  # forwards in training, when the first batch was handed out
-        self._fetched = fetched
-        self._left = False
-        self._reads = self._read_early = False  # served tables, while the loader made a batch; that was pulled early
+    iterator: Iterator[T]
+    loader: Iterable[T]
+    _listener: Listener
+    _moving: Moving
+    _draws: Draws
+    _early: bool
+    _fetched: Ahead[T]
+    saved: Future[Any] | None = None
+    _handed_out: int = 0  # batches
+    _trained: int | None = None  # forwards in training, when the first batch was handed out
+    _left: bool = False
+    _reads: bool = False  # served tables, while the loader made a batch
+    _read_early: bool = False  # that was pulled early
 
     @property
     def pending(self) -> bool:
-        """Is there a batch, or an error, that the user has not got."""
+        """Whether there is a batch, or an error, that was not handed out."""
         return self._fetched.value is not None and not isinstance(self._fetched.value, StopIteration)
-
-    def __iter__(self) -> "_Epoch[T]":
-        return self
 
     @not_compiled
     def __next__(self) -> T:
@@ -299,14 +282,16 @@ class _Epoch(Generic[T]):
         if isinstance(self._fetched.value, StopIteration):
             self.saved = None
             self._listener.finish()
-            raise StopIteration
+            raise StopIteration  # a new one: a traceback that is raised again grows, and keeps its frames
         if isinstance(self._fetched.value, BaseException):
             error, self._fetched.value, self.saved = self._fetched.value, None, None
             raise error
         moved = self._fetched.value
         early = self._pulls_early()
         if early:
-            saved = self._save()
+            saved = self._save()  # a loader counts a batch as consumed once it gives it
+            # Prefetchers keep several batches that are not trained on yet, and a loader may write into any of them.
+            # Another thread that trains may write into them meanwhile, too: there only this batch is looked at.
             untrained = [moved.pulled, *([] if self._listener.elsewhere else self._listener.waiting())]
             as_it_was = [BatchSnapshot(batch) for batch in untrained]
             self._fetched.value = self._pull(early=True)  # interrupted, the batch before it is still there
@@ -314,10 +299,14 @@ class _Epoch(Generic[T]):
             if any(batch.changed() for batch in as_it_was):
                 raise ValueError(REUSED.format(kind=type(moved.pulled).__name__))
         else:
+            # Rows that this step shares with the next one are found with the ids of the next one. These are exchanged
+            # after this step, which must not wait for them.
             self._listener.end()
-        self._steady = not self._first
-        if self._first:
-            self._first, self._trained = False, self._listener.forwards()
+        if self._handed_out == 0:
+            self._trained = self._listener.forwards()
+        self._handed_out += 1
+        # Compute waits for the copies only here, after the next batch's were issued. What `hold` raises leaves a batch
+        # that was not pulled early in its place, so that it is not lost.
         held: T = self._listener.hold(self._moving.end(moved))
         if not early:
             self._fetched.value = self.saved = None
@@ -325,38 +314,39 @@ class _Epoch(Generic[T]):
         return held
 
     def _pulls_early(self) -> bool:
-        """Whether the batch after this one is pulled now; on all ranks alike. Not known before the second batch, and
-        before the first one is trained on: until then one cannot tell whether the training step draws. A thread that
-        only pulls does not wait for that, as what two threads draw has no order anyway."""
+        """Whether the batch after this one is pulled now; the same on all ranks. Not known before the second batch, and
+        before a step on the first one: until then it is unknown whether the training step draws. A thread that only
+        pulls does not wait for that, as the draws of two threads have no order anyway."""
         if not self._early:
             return False
         untrained = self._trained is not None and self._listener.forwards() == self._trained
         if self._draws.early is None and untrained and not self._listener.elsewhere:
             return False
-        if self._draws.early is not False and not self._first:
+        if self._draws.early is not False and self._handed_out > 0:
             self._draws.early = not self._listener.depends()
         return bool(self._draws.early)
 
     def leave(self) -> None:
-        """Pull no more; what was fetched stays to be asked for."""
+        """Pull no more; the prefetched batch can still be asked for."""
         self._left = True
+        # As when the plain loop drops its iterator. An iterator that was given as the loader is the user's.
         close = getattr(self.iterator, "close", None)
         runs = getattr(self.iterator, "gi_running", False)  # in another thread, whose next pull is refused
-        if close is not None and self.iterator is not self._loader and not runs:
+        if close is not None and self.iterator is not self.loader and not runs:
             close()
 
     def close(self) -> None:
-        """Pull no more, and let go of an iterator that was given as the loader."""
+        """Pull no more, and release an iterator that was given as the loader."""
         if not self._left:
             self.leave()
-        if self.iterator is self._loader and not hasattr(self._loader, "state_dict"):
-            self.iterator = self._loader = iter(())
+        if self.iterator is self.loader and not hasattr(self.loader, "state_dict"):
+            self.iterator = self.loader = iter(())
 
     def _pull(self, *, early: bool = False) -> Moved[T] | BaseException:
         looks = self._listener.looks()
         try:
             self._look_at_loader()
-            with self._draws.of_loader(early=early, again=self.iterator is self._loader):
+            with self._draws.of_loader(early=early, again=self.iterator is self.loader):
                 pulled = next(self.iterator)
                 self._look_at_loader()
             if self._listener.looks() > looks and not self._listener.elsewhere:
@@ -365,34 +355,31 @@ class _Epoch(Generic[T]):
         except StopIteration:
             self._listener.end()
             return StopIteration()
-        except PeerError as error:  # the batch before it could not be trained on either
-            self._listener.fail(error)
-            raise
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             self._listener.fail(error)
+            if isinstance(error, PeerError):  # the batch before it could not be trained on either
+                raise
             return error
-        self._announce(moved, depends=self._reads or (self._draws.both and (early or not self._first)))
+        self._announce(moved, depends=self._reads or (self._draws.both and (early or self._handed_out > 0)))
         return moved
 
     def _look_at_loader(self) -> None:
-        """Its generators of random numbers may be made with its first batch."""
-        if not self._steady:
-            self._draws.look_at(self.iterator, self._loader)
+        """Its generators of random numbers may be made with its first batches."""
+        if self._handed_out < 2:
+            self._draws.look_at(self.iterator, self.loader)
 
     def _announce(self, moved: Moved[T], *, depends: bool) -> None:
         why = ASKED_FOR if not self._early else IN_TURN if self._draws.early is False else None
         self._listener.announce(moved, depends=depends and self._early, in_turn=why)
 
-    def _save(self) -> Future[Any]:
+    def _save(self) -> Future[Any] | None:
         """The loader's state before it is asked for another batch; an error is raised when the state is asked for."""
+        save = getattr(self.loader, "state_dict", None)
+        if not callable(save):
+            return None
         saved: Future[Any] = Future()
-        try:
-            save = _method(self._loader, "state_dict")
-        except TypeError as error:
-            saved.set_exception(error.with_traceback(None))  # its frames would keep this loop, and its loader
-            return saved
         try:
             saved.set_result(copy.deepcopy(save()))
         except Exception as error:

@@ -1,8 +1,8 @@
-"""Batches on their way to a device, in a stream of their own: the host does not wait, and compute only where it uses
-one. Copies from page-locked memory (`pin_memory=True` of a loader) do not hold up the host either.
+"""Copies batches to a device, on a stream of their own: the host does not wait, and compute waits only where it uses a
+batch. Copies from page-locked memory (`pin_memory=True` of a loader) do not block the host either.
 
 All look-aheads of a block share the stream: torch hands out 32 of them in turn, so that one for every evaluation would
-soon be a stream of the engine, and copies would wait for what that waits for.
+soon be a stream of the engine, and copies would wait for the work on that.
 """
 
 import copy
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved(Generic[T]):
-    """A batch where the model gets it, and as the loader gave it; the same object where it was left.
+    """A batch on the device, and as the loader gave it; the same object where it does not move.
 
     Attributes:
         mark: of the copies.
-        behind: inside what it gives, what is issued runs behind the copies, and what waits for the device waits for
-            them alone.
+        behind: gives a context: work that is issued in it runs after the copies, and host waits in it are for the
+            copies only.
     """
 
     batch: T
@@ -41,31 +41,30 @@ class Moved(Generic[T]):
 
 
 class Moving:
-    """To `where`; None: batches are left where they are. Any thread may begin and end."""
+    """To `where`; None: batches stay where they are. Any thread may begin and end."""
 
     def __init__(self, where: torch.device | None) -> None:
         self._where = where
-        self._device = None if where is None else device_of(where)
+        self._device = device_of(where or torch.device("cpu"))
         self._entering = threading.Lock()  # torch's context of a stream knows one way back: that of one thread
 
     def begin(self, batch: T) -> Moved[T]:
-        if self._where is None or self._device is None:
+        if self._where is None:
             return Moved(batch=batch, pulled=batch)
         with self._issuing():
             moved = to_device(batch, self._where)
             return Moved(batch=moved, pulled=batch, mark=self._device.mark(), behind=self._issuing)
 
     def end(self, moved: Moved[T]) -> T:
-        """What the calling thread issues from now on finds the batch there."""
-        if self._where is not None and self._device is not None:
+        """Work that the calling thread issues from now on runs after the copies."""
+        if self._where is not None:
             self._device.after(moved.mark)
             self._device.reads(*memory_on(self._where, moved.batch))
         return moved.batch
 
     def close(self) -> None:
-        """No batch begins any more; those that did may still be waited for."""
-        if self._device is not None:
-            self._device.release()
+        """No copies begin any more; those that did may still be waited for."""
+        self._device.release()
 
     @contextmanager
     def _issuing(self) -> Iterator[None]:
@@ -75,7 +74,6 @@ class Moving:
 
     @cached_property
     def _stream(self) -> Any:
-        assert self._device is not None
         return self._device.stream()
 
 
@@ -88,7 +86,7 @@ def memory_on(where: torch.device, batch: Any) -> Iterator[torch.Tensor]:
 def to_device(value: Any, device: torch.device) -> Any:
     """A batch on `device`, copies not waited for: by its own `to`, else through mappings, lists, tuples, dataclasses.
 
-    What holds no tensors of these kinds stays as it is, and so do tensors of the meta device, which hold nothing.
+    Other objects stay as they are, and so do tensors of the meta device, which have no contents.
     """
     if isinstance(value, torch.Tensor):
         return value if value.is_meta else value.to(device, non_blocking=True)

@@ -1,8 +1,8 @@
-"""What the tensors of a batch hold: whether two of them hold the same, and whether one was written to.
+"""Contents of the tensors of a batch: whether two are equal, and whether one was written to.
 
 Batches have tensors of every kind beside the ids: sparse, nested, masked, quantized, distributed, on no device. None of
-them is an error here, and no code of a tensor's own class runs: where they came from, it may raise. What has no memory
-that can be looked at is known by its version alone.
+them is an error here, and no code of a tensor's own class runs, because it may raise. A tensor without memory that can
+be read is compared by its version alone.
 """
 
 import copy
@@ -81,38 +81,31 @@ def as_plain(tensor: Tensor) -> Tensor:
 def equal(a: Tensor | None, b: Tensor | None) -> bool:
     """Is it one tensor, or have both the same contents, which off the CPU waits for the device. Tensors on different
     devices or of different types are not equal, nor are those that torch cannot compare."""
-    if a is b:
-        return True
-    if a is None or b is None:
-        return False
-    with torch._C.DisableTorchFunctionSubclass(), suppress(*_NOT_COMPARABLE):
-        return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-    return False
+    return all_equal([(a, b)])
 
 
 def all_equal(pairs: Sequence[tuple[Tensor | None, Tensor | None]]) -> bool:
     """Is each pair `equal`. Off the CPU this waits for the device once, and not once for each."""
     compared = []
-    for a, b in pairs:
-        if a is b:
-            continue
-        if a is None or b is None or a.device != b.device or a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        if a.device.type == "cpu":
-            if not equal(a, b):
-                return False
-        else:
-            with torch._C.DisableTorchFunctionSubclass(), suppress(*_NOT_COMPARABLE):
-                compared.append((a == b).all())
+    with torch._C.DisableTorchFunctionSubclass(), suppress(*_NOT_COMPARABLE):
+        for a, b in pairs:
+            if a is b:
                 continue
-            return False
-    return not compared or bool(torch.stack(compared).all())
+            if a is None or b is None or a.device != b.device or a.dtype != b.dtype:
+                return False
+            if a.device.type == "cpu" or a.shape != b.shape:
+                if not torch.equal(a, b):
+                    return False
+            else:
+                compared.append((a == b).all())
+        return not compared or bool(torch.stack(compared).all())
+    return False
 
 
 def contents(tensor: Tensor | None) -> tuple[Any, ...]:
     """The version of a tensor, where it lies, and a checksum of its bytes; without the latter off the CPU.
 
-    The checksum tells of a change that torch does not know: by numpy, through `.data`, of reused memory.
+    The checksum finds changes that torch does not count: by numpy, through `.data`, of reused memory.
     """
     if tensor is None:
         return ()

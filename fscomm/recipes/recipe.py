@@ -119,24 +119,16 @@ class Origin:
 
     @property
     def place(self) -> Key | None:
-        """Among the keys that one tensor has, if there is one."""
+        """The key, or the number of the row or column, where one KJT or tensor has several keys."""
         if isinstance(self.source, Whole) or self.source.keys > 1:
             return self.key
         return self.source.values.index
 
     @property
-    def slices(self) -> int:
-        """How many single rows or columns of tensors it consists of."""
-        return sum(each is not None and each.index is not None for each in self._tensors)
-
-    @property
-    def scattered(self) -> bool:
-        """Whether its tensors lie in several containers of a batch."""
-        return len({each.path.steps[:-1] for each in self._tensors if each is not None}) > 1
-
-    @property
-    def _tensors(self) -> tuple[Slice | None, ...]:
-        return () if isinstance(self.source, Whole) else (self.source.values, self.source.by)
+    def tensors(self) -> list[Slice]:
+        """Those that it is made of; of a key of a KJT none."""
+        given = () if isinstance(self.source, Whole) else (self.source.values, self.source.by)
+        return [each for each in given if each is not None]
 
     def read(self, batch: Any, seen: Seen) -> Jagged:
         """Raises ValueError where the batch does not have it."""
@@ -198,8 +190,8 @@ class Recipe:
         return replace(self, origins=fitting) if all(fitting) else None
 
     def completed(self, known: Sequence[Any], batch: Any, kjt: KJT) -> "Recipe":
-        """With the origins of `known` recipes where these fit: a key without ids fits everywhere in this batch, and an
-        earlier one has told where it is."""
+        """With the origins of `known` recipes where these fit: a key without ids in this batch fits everywhere, but an
+        earlier batch may have had some."""
         made = self
         for other in known:
             if isinstance(other, Recipe) and other.keys == self.keys:
@@ -276,11 +268,11 @@ LAYOUTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 
 
 def is_countable(value: Any) -> bool:
-    """Is it a tensor that may be one of ids, lengths or a mask: of integers, with memory in rows and columns."""
+    """Whether it may be a tensor of ids, lengths or a mask: of integers, with strided memory."""
     with torch._C.DisableTorchFunctionSubclass():
         return (
             isinstance(value, Tensor)
-            and type(value).__torch_dispatch__ is Tensor.__torch_dispatch__  # what a class wraps is looked at itself
+            and type(value).__torch_dispatch__ is Tensor.__torch_dispatch__  # those that a class wraps are leaves, too
             and value.layout is torch.strided
             and value.dtype in (*INTEGERS, torch.bool)
             and not value.is_nested

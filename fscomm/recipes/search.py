@@ -1,4 +1,4 @@
-"""Where in a batch each key of a KJT comes from: what a model built it of, found by content.
+"""Finds by contents where in a batch each key of a KJT comes from, where a model builds the KJT.
 
 A key is compared with everything in the batch that could be one. So that this takes time with the size of the batch,
 and not with the square of its number of features, candidates are sorted out first: by the number and sum of their
@@ -46,7 +46,7 @@ def recipe(batch: Any, kjt: KJT, known: Sequence[Any] = (), *, make: Make) -> tu
 
 
 def origins_of(batch: Any, kjt: KJT) -> list[tuple[Origin, ...]]:
-    """[F] for each key what in the batch is equal to it, the likeliest first."""
+    """[F] for each key its equals in the batch, the likeliest first."""
     search, where = _Search(kjt.keys(), list(by_key(kjt))), kjt.values().device
     samples = len(kjt.lengths()) // max(len(kjt.keys()), 1)
     held = list(islice(_slices(batch, samples, where), _MOST_SLICES))
@@ -74,8 +74,11 @@ class _Search:
         for number in self._alike.get(_marks(jagged.values), ()):
             at_home, fitting = origin.key == self._keys[number] or origin.place == number, self._fitting[number]
             if (at_home or len(fitting) < _MOST_FITTING) and jagged.equals(self._wanted[number]):
-                # In a batch of few samples much fits by chance: most of all, single rows and columns of tensors.
-                fitting.append(((origin.slices, not at_home, origin.scattered), origin))
+                # In a batch of few samples much fits by chance: most of all single rows and columns of tensors, then
+                # keys of another name or number, then tensors of several containers.
+                slices = sum(each.index is not None for each in origin.tensors)
+                containers = len({each.path.steps[:-1] for each in origin.tensors})
+                fitting.append(((slices, not at_home, containers), origin))
 
     def found(self) -> list[tuple[Origin, ...]]:
         ordered = (sorted(fitting, key=lambda each: each[0]) for fitting in self._fitting)
@@ -88,6 +91,7 @@ class _Search:
 
     def compare_padded(self, source: Tensors, values: Tensor, by: Tensor, lengths: Tensor) -> None:
         """values [B, L], lengths [B]. Decodes all rows only where the longest is that of a key."""
+        # Many features may have the same lengths. To decode all of each would take the square of their number.
         row = int(lengths.argmax())
         end = int(lengths[: row + 1].sum())
         longest = source.decode(values[row : row + 1], by[row : row + 1])[0].values
@@ -98,7 +102,7 @@ class _Search:
 
 
 def _marks(tensor: Tensor) -> Any:
-    """What equal tensors [N] have alike, and others rarely."""
+    """Equal for equal tensors [N], and rarely for others."""
     return (len(tensor), int(tensor.sum()), int(tensor[0]), int(tensor[-1])) if len(tensor) else 0
 
 

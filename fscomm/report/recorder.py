@@ -1,8 +1,7 @@
 """Records the events of the engine, on all its threads.
 
 An event costs a few microseconds, and memory is bounded: `step_table.py` keeps the last steps, and the sums of all.
-`host_times.py` finds which times are exposed, inline or hidden; `stream_times.py` does so for a device that the host
-runs ahead of.
+`event_times.py` finds which times are exposed, inline or hidden.
 """
 
 import sys
@@ -12,15 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from fscomm.device import Device
-from fscomm.report.host_times import HostTimes
+from fscomm.report.event_times import EventTimes
 from fscomm.report.report import ATOMICS, Collisions, Forwards, Managed, Report, Tried
 from fscomm.report.step_table import STEP, StepTable
-from fscomm.report.stream_times import StreamTimes
 from fsranks.observers import observers
 
 _NOT_OBSERVED = nullcontext()
@@ -60,7 +58,7 @@ class Recorder:
         self._parts: _Numbers | None = None
         self._one_part: str | None = None
         self._buffers = self._most_buffers = 0
-        self._times: Any = HostTimes(clock, self._add)
+        self._times = EventTimes(clock, self._add)
 
     def begin_loop(self) -> None:
         """A loop begins, or resumes after another one: the time until its first batch belongs to no step."""
@@ -86,7 +84,7 @@ class Recorder:
     def runs_on(self, device: Device) -> None:
         """Tables are on `device`. To be called before anything is timed."""
         if device.runs_ahead:
-            self._times = StreamTimes(device, self.clock, self._add)
+            self._times = EventTimes(self.clock, self._add, device)
 
     def count(self, module: str, step: int, found: Collisions) -> None:
         """Add the rows that this rank owns and `step` uses."""
@@ -137,8 +135,7 @@ class Recorder:
         """Exposed time so far; on a device, up to the work that it has done."""
         with self._lock:
             self._times.settle()
-            waited: float = self._times.waited_s
-            return waited
+            return self._times.waited_s
 
     def travels_by(self, transport: str, where: torch.device) -> None:
         """Note how rows are sent, `where` the tables are, and whether the plain loop repeats itself bitwise there."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from fscomm.report.verdict import AGREEMENT, Plain, Setting, typical, verdict
+from fscomm.report.verdict import AGREEMENT, typical, verdict
 
 VERSION = 1
 WARM_UP = "warm-up: nothing was fetched ahead for it yet"
@@ -230,7 +230,7 @@ class Report:
     def _verdict(self) -> list[str]:
         plain = self._plain()
         if self.transport is None:
-            why = plain.why if plain else next(iter(self.fallbacks.values()), None)
+            why = plain[1] if plain else next(iter(self.fallbacks.values()), None)
             return ["nothing is served: no step is timed", *([f"-> {why}"] if why else [])]
         means = typical([(step.step_ms, step.waits) for step in self.steps])
         if means is None:
@@ -238,22 +238,24 @@ class Report:
         collisions = sum(self.total.collisions.values(), Collisions())
         more_parts = 'enable(parts="auto")' if self.parts == 1 else "a larger number of parts"
         can_divide = self.parts is not None and self.one_part is None
-        setting = Setting(collisions.rate, self.transport, more_parts if can_divide else None, self._late())
-        return verdict(means, setting, plain)
+        most_ms = sum(self.late_ms.values()) / 2
+        return verdict(
+            means,
+            plain=plain,
+            collision_rate=collisions.rate,
+            transport=self.transport,
+            more_parts=more_parts if can_divide else None,
+            late=next((rank for rank, ms in self.late_ms.items() if ms > most_ms), None),
+        )
 
-    def _late(self) -> int | None:
-        """The rank that this one waited for most of the time."""
-        rank = max(self.late_ms, key=self.late_ms.__getitem__, default=None)
-        return rank if rank is not None and 2 * self.late_ms[rank] > sum(self.late_ms.values()) else None
-
-    def _plain(self) -> Plain | None:
-        """None if forwards ran plainly only to warm up."""
+    def _plain(self) -> tuple[float, str] | None:
+        """The share of the forwards that ran plainly, and the reason of most; None if they did only to warm up."""
         whole = sum(self.forwards.values(), Forwards())
         reasons = {why: count for why, count in whole.plain.items() if why != WARM_UP}
         if not reasons:
             return None
         share = sum(reasons.values()) / (whole.served + sum(whole.plain.values()))
-        return Plain(share, max(reasons, key=reasons.__getitem__))
+        return share, max(reasons, key=reasons.__getitem__)
 
     def _served(self) -> list[str]:
         """Over all modules, then by module, with the reasons of plain forwards."""

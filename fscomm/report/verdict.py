@@ -2,7 +2,7 @@
 it. Numbers in, sentences out."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 AGREEMENT = "agreement"
@@ -19,23 +19,6 @@ class Means(NamedTuple):
 
     step_ms: float
     waits: dict[str, float]
-
-
-class Setting(NamedTuple):
-    """What remedies depend on. more_parts: what gives a step more parts; None where that is not possible. late: the
-    rank that the others waited for most of that time; None if there is no such one."""
-
-    collision_rate: float
-    transport: str
-    more_parts: str | None
-    late: int | None = None
-
-
-class Plain(NamedTuple):
-    """The share of the forwards that ran plainly, and the reason of most of them."""
-
-    share: float
-    why: str
 
 
 def typical(steps: Sequence[tuple[float | None, Mapping[str, float]]]) -> Means | None:
@@ -57,16 +40,29 @@ def typical(steps: Sequence[tuple[float | None, Mapping[str, float]]]) -> Means 
     )
 
 
-def verdict(means: Means, setting: Setting, plain: Plain | None) -> list[str]:
-    """A line that says what a step waits for, then at most two that say what to do."""
+def verdict(
+    means: Means,
+    *,
+    plain: tuple[float, str] | None,
+    collision_rate: float,
+    transport: str,
+    more_parts: str | None,
+    late: int | None,
+) -> list[str]:
+    """A line that says what a step waits for, then at most two that say what to do.
+
+    plain: the share of the forwards that ran plainly, and the reason of most of them. more_parts: what gives a step
+    more parts; None where that is not possible. late: the rank that this one waited for most of that time; None if
+    there is no such one.
+    """
     waited = sum(means.waits.values())
     share = waited / means.step_ms if means.step_ms else 0.0
     line = f"step {_ms(means.step_ms)}; {_ms(waited)} ({100 * share:.0f} %) wait for communication"
     advice = []
     if plain is not None:
         advice.append(
-            f"{100 * plain.share:.0f} % of the forwards ran plainly, and their exchanges are not in these times. Most "
-            f"of them: {plain.why}"
+            f"{100 * plain[0]:.0f} % of the forwards ran plainly, and their exchanges are not in these times. Most of "
+            f"them: {plain[1]}"
         )
     if share < _SMALL:
         advice.append(
@@ -74,58 +70,48 @@ def verdict(means: Means, setting: Setting, plain: Plain | None) -> list[str]:
             "one"
         )
     else:
+        words = {
+            "rank": "another rank" if late is None else f"rank {late}",
+            "collide": f"{100 * collision_rate:.0f} %",
+            "or_parts": f", or {more_parts}" if more_parts else "",
+            "or_kernels": ", or a transport that uses no SMs (copy-engine, nccl-ce)" if transport == "nccl" else "",
+            "remedy": f"{more_parts} overlaps most of their rows" if more_parts else "shuffle over more samples",
+        }
         ranked = sorted(means.waits.items(), key=lambda item: -item[1])
         named = {kind: ms for kind, ms in ranked if ms >= _NAMED * waited}
-        late = "another rank" if setting.late is None else f"rank {setting.late}"
-        causes = [f"{_ms(ms)} {_cause(kind).means.format(late=late)}" for kind, ms in named.items()]
+        causes = [f"{_ms(ms)} {_CAUSES.get(kind, (kind,))[0].format(**words)}" for kind, ms in named.items()]
         if (rest := waited - sum(named.values())) >= _SMALL * means.step_ms:
             causes.append(f"{_ms(rest)} other waits")
         line = f"{line}: {', '.join(causes)}"
-        advice += [_cause(kind).remedy(setting) for kind in named if kind in _CAUSES]
+        advice += [_CAUSES[kind][1].format(**words) for kind in named if kind in _CAUSES]
     return [line, *(f"-> {sentence}" for sentence in advice[:_MOST_ADVICE])]
 
 
-class _Cause(NamedTuple):
-    """Why compute waits for a kind of exchange, and what helps."""
-
-    means: str
-    remedy: Callable[[Setting], str]
-
-
-def _more_compute(setting: Setting) -> str:
-    parts = f", or {setting.more_parts}" if setting.more_parts else ""
-    kernels = ", or a transport that uses no SMs (copy-engine, nccl-ce)" if setting.transport == "nccl" else ""
-    remedy = f"larger batches{parts}{kernels}"
-    return f"exclusive rows need more compute to overlap with: {remedy}. On a fast link, fscomm's threads lack a core"
-
-
-def _fewer_collisions(setting: Setting) -> str:
-    remedy = f"{setting.more_parts} overlaps most of their rows" if setting.more_parts else "shuffle over more samples"
-    return f"{100 * setting.collision_rate:.0f} % of the ids collide with the step before: {remedy}"
-
-
 _CAUSES = {
-    AGREEMENT: _Cause(
-        "{late} is late",
-        lambda _: "balance the samples with fsdata.FreeScaleDataLoader, or with fsdata.rebalance around this loader",
+    AGREEMENT: (
+        "{rank} is late",
+        "balance the samples with fsdata.FreeScaleDataLoader, or with fsdata.rebalance around this loader",
     ),
-    "exclusive rows": _Cause("exclusive rows (the link is slower than the compute that hides it)", _more_compute),
-    "collision rows": _Cause("collision rows (sent after the update of the step before)", _fewer_collisions),
-    "exclusive gradients": _Cause(
+    "exclusive rows": (
+        "exclusive rows (the link is slower than the compute that hides it)",
+        "exclusive rows need more compute to overlap with: larger batches{or_parts}{or_kernels}. On a fast link, "
+        "fscomm's threads lack a core",
+    ),
+    "collision rows": (
+        "collision rows (sent after the update of the step before)",
+        "{collide} of the ids collide with the step before: {remedy}",
+    ),
+    "exclusive gradients": (
         "exclusive gradients (tables are read while their updates are pending)",
-        lambda _: "read or save tables and run plain forwards less often: each one waits for all pending updates",
+        "read or save tables and run plain forwards less often: each one waits for all pending updates",
     ),
-    "ids": _Cause(
+    "ids": (
         "ids (the loader of a rank, or the link, is slower than a step)",
-        lambda _: "a rank has its next batch too late: give its loader more threads, or let it read ahead",
+        "a rank has its next batch too late: give its loader more threads, or let it read ahead",
     ),
-    "evicted rows": _Cause("evicted rows (ids get the rows of other ids)", lambda _: "larger tables evict fewer rows"),
+    "evicted rows": ("evicted rows (ids get the rows of other ids)", "larger tables evict fewer rows"),
 }
-"""By kind of wait."""
-
-
-def _cause(kind: str) -> _Cause:
-    return _CAUSES.get(kind) or _Cause(kind, lambda _: "")
+"""By kind of wait: why compute waits for it, and what helps; both are formatted with the words of `verdict`."""
 
 
 def _ms(milliseconds: float) -> str:
