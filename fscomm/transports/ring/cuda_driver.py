@@ -48,8 +48,8 @@ class DriverCalls:
         CudaError: there is no such device, or the driver is older than what the bindings call.
     """
 
-    def __init__(self, ordinal: int, driver: Any = None) -> None:
-        self.driver = driver or _bindings()
+    def __init__(self, ordinal: int) -> None:
+        self.driver = _bindings()
         self.ordinal = ordinal
         self._of(self.driver.cuInit(0), "cuInit")
         self.version = self._of(self.driver.cuDriverGetVersion(), "cuDriverGetVersion")  # 12080 is CUDA 12.8
@@ -58,10 +58,38 @@ class DriverCalls:
             raise CudaError(TOO_OLD.format(driver=driver, bindings=self.driver.CUDA_VERSION // 1000))
         self._device = self._of(self.driver.cuDeviceGet(ordinal), "cuDeviceGet")
         self._context = self._of(self.driver.cuDevicePrimaryCtxRetain(self._device), "cuDevicePrimaryCtxRetain")
+        # Without it the driver may copy within one GPU by a kernel, which waits for SMs.
+        self._overlapping: Any = None
+        if self.version >= BATCH_COPIES and hasattr(self.driver, "cuMemcpyBatchAsync"):
+            self._overlapping = self.driver.CUmemcpyAttributes()
+            self._overlapping.srcAccessOrder = self.driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+            self._overlapping.flags = int(self.driver.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE)
 
     def __call__(self, name: str, *args: Any) -> Any:
         """What `name` gives besides its status: nothing, one value, or several."""
         return self._of(self._run(name, *args), name)
+
+    def current_stream(self) -> int:
+        """The handle of the stream that the calling thread issues to."""
+        return int(torch.cuda.current_stream(self.ordinal).cuda_stream)
+
+    def stream(self) -> Any:
+        """A new one, which does not wait for the default stream."""
+        return self("cuStreamCreate", self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+
+    def copy(self, stream: Any, out: torch.Tensor, inp: torch.Tensor) -> None:
+        """Bytes, by a copy engine where the driver can be asked for one; else as it likes."""
+        if len(out) != len(inp):
+            raise ValueError(f"{len(inp)} bytes cannot be copied to {len(out)}")
+        if not len(inp):
+            return
+        to, source = out.data_ptr(), inp.data_ptr()
+        if self._overlapping is None:
+            self("cuMemcpyAsync", to, source, len(inp), stream)
+            return
+        address = self.driver.CUdeviceptr
+        attributes = [self._overlapping], [0], 1  # for all copies from the first on
+        self("cuMemcpyBatchAsync", [address(to)], [address(source)], [len(inp)], 1, *attributes, stream)
 
     def is_done(self, event: Any) -> bool:
         status, *_ = result = self._run("cuEventQuery", event)
@@ -84,7 +112,8 @@ class DriverCalls:
         self._of(self.driver.cuDevicePrimaryCtxRelease(self._device), "cuDevicePrimaryCtxRelease")
 
     def _run(self, name: str, *args: Any) -> Any:
-        self.driver.cuCtxPushCurrent(self._context)  # if this fails, the next call fails too, and its error is checked
+        # A thread that never used this GPU has no context. If this fails, the next call fails too: that is checked.
+        self.driver.cuCtxPushCurrent(self._context)
         try:
             return getattr(self.driver, name)(*args)
         except RuntimeError as error:  # of the bindings, for a function that they did not find
@@ -208,116 +237,141 @@ def _mapped(cuda: DriverCalls, handle: Any, nbytes: int) -> MappedMemory:
     return region
 
 
-class CudaStreams:
-    """Queues on one GPU. `current_stream` gives the stream that the calling thread issues to, as a handle."""
+class CudaMark:
+    """All that was issued to `stream` so far, as an event."""
 
-    def __init__(
-        self, where: torch.device, *, cuda: DriverCalls | None = None, current_stream: Callable[[], int] | None = None
-    ) -> None:
-        self.where = where
-        self.cuda = cuda or DriverCalls(where.index if where.index is not None else torch.cuda.current_device())
-        self.current_stream = current_stream or (lambda: int(torch.cuda.current_stream(where).cuda_stream))
-        self.queues: list[CudaQueue] = []
-        self._attributes = self._overlapping()
+    def __init__(self, cuda: DriverCalls, stream: Any) -> None:
+        self._cuda = cuda
+        self.event = cuda("cuEventCreate", cuda.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
+        cuda("cuEventRecord", self.event, stream)
 
-    def queue(self, name: str) -> "CudaQueue":
-        del name
-        self.queues.append(CudaQueue(self, self.stream()))
-        return self.queues[-1]
+    def done(self) -> bool:
+        return self._cuda.is_done(self.event)
 
-    def is_done(self, mark: "CudaMark") -> bool:
-        return mark.done()
-
-    def follow(self, mark: "CudaMark") -> bool:
-        self.cuda("cuStreamWaitEvent", self.current_stream(), mark.event, 0)
-        return True
-
-    def wait(self, mark: "CudaMark", timeout_s: float) -> bool:
-        return poll(mark.done, timeout_s) and self.follow(mark)
-
-    def stream(self) -> Any:
-        """One that does not wait for the default stream."""
-        return self.cuda("cuStreamCreate", self.cuda.driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
-
-    def copy(self, stream: Any, out: torch.Tensor, inp: torch.Tensor) -> None:
-        """Bytes, as a copy engine does it where the driver can be asked for one; else as it likes."""
-        if len(out) != len(inp):
-            raise ValueError(f"{len(inp)} bytes cannot be copied to {len(out)}")
-        if not len(inp):
-            return
-        to, source = out.data_ptr(), inp.data_ptr()
-        if self._attributes is None:
-            self.cuda("cuMemcpyAsync", to, source, len(inp), stream)
-            return
-        address = self.cuda.driver.CUdeviceptr
-        attributes = [self._attributes], [0], 1  # for all copies from the first on
-        self.cuda("cuMemcpyBatchAsync", [address(to)], [address(source)], [len(inp)], 1, *attributes, stream)
-
-    def _overlapping(self) -> Any:
-        """Asks for copies that leave the SMs alone: those within one GPU may be made by kernels otherwise."""
-        driver = self.cuda.driver
-        if self.cuda.version < BATCH_COPIES or not hasattr(driver, "cuMemcpyBatchAsync"):
-            return None
-        wanted = driver.CUmemcpyAttributes()
-        wanted.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-        wanted.flags = int(driver.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE)
-        return wanted
+    def __del__(self) -> None:
+        if hasattr(self, "event"):  # it has none if the driver refused to make one
+            self._cuda.forget(self.event)
 
 
-class CudaDriver(CudaStreams):
+class CudaQueue:
+    """A `slots.Queue` over `stream`, which nothing else uses."""
+
+    def __init__(self, cuda: DriverCalls, stream: Any) -> None:
+        self.awaited: dict[int, tuple[torch.Tensor, int]] = {}  # by address, a word and the value last waited for
+        self.stream = stream
+        self._cuda = cuda
+
+    def begin(self) -> None:
+        current = self._cuda.current_stream()
+        # An event of a captured stream would draw this one into the graph, with its waits for other ranks.
+        self._cuda.refuse_capture(current)
+        mark = CudaMark(self._cuda, current)
+        self._cuda("cuStreamWaitEvent", self.stream, mark.event, 0)
+
+    def copy(self, out: torch.Tensor, inp: torch.Tensor) -> None:
+        self._cuda.copy(self.stream, out, inp)
+
+    def write(self, word: torch.Tensor, value: int) -> None:
+        self._cuda("cuStreamWriteValue32", self.stream, word.data_ptr(), value & 0xFFFFFFFF, 0)
+
+    def wait(self, word: torch.Tensor, value: int) -> None:
+        geq = self._cuda.driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value  # in a circle
+        # Before the call: a full stream blocks in it, and `CudaDriver.close` must know how to end its waits.
+        self.awaited[word.data_ptr()] = word, value
+        self._cuda("cuStreamWaitValue32", self.stream, word.data_ptr(), value & 0xFFFFFFFF, geq)
+
+    def mark(self) -> CudaMark:
+        return CudaMark(self._cuda, self.stream)
+
+    def close(self) -> None:
+        """The stream ends when it has run empty."""
+        self.awaited.clear()
+        self._cuda("cuStreamDestroy", self.stream)
+
+
+class CudaDriver:
     """A `slots.Driver` for ranks on one host whose GPUs reach each other's memory.
 
     Nothing here waits for the device but `close`, and that not for ever. Memory that was replaced stays until the end:
-    giving it back could wait for the device.
+    giving it back could wait for the device. cuda: None calls the driver for the GPU `where`.
 
     Raises:
         StepFailed: on all ranks, if the driver or the bindings of one cannot do what this needs; so do `memory` and
             `words`.
     """
 
-    def __init__(
-        self,
-        group: ControlGroup,
-        where: torch.device,
-        *,
-        cuda: DriverCalls | None = None,
-        current_stream: Callable[[], int] | None = None,
-    ) -> None:
+    def __init__(self, group: ControlGroup, where: torch.device, *, cuda: DriverCalls | None = None) -> None:
         need_one_host(group, "take nccl-ce, or host-staged")
-        make = super().__init__
-        together(group, lambda: make(where, cuda=cuda, current_stream=current_stream))
+        self.cuda = together(group, lambda: cuda or DriverCalls(_ordinal(where)))
         self.rank = group.rank
         self.world_size = group.world_size
         self._group = group
+        self._where = where
         self._host = SharedMemory(group)
+        self._queues: list[CudaQueue] = []
         self._regions: list[MappedMemory] = []
         self._words: list[torch.Tensor] = []
         self._closed = False
 
     def memory(self, nbytes: int) -> list[torch.Tensor]:
         opened: list[int] = []
+
+        def make() -> MappedMemory:
+            region, descriptor = allocate(self.cuda, nbytes)
+            self._regions.append(region)
+            opened.append(descriptor)
+            return region
+
+        def attach_peers() -> dict[int, MappedMemory]:
+            found = {self.rank: mine}
+            for rank, descriptor in descriptors.items():
+                found[rank] = attach(self.cuda, descriptor, mine.nbytes)
+                self._regions.append(found[rank])
+            return found
+
         try:
-            mine = together(self._group, lambda: self._allocate(nbytes, opened))
+            mine = together(self._group, make)
             descriptors = exchange_files(self._group, opened[0])
-        finally:
+            opened += descriptors.values()
+            regions = together(self._group, attach_peers)
+        finally:  # a mapping keeps its memory without them
             for descriptor in opened:
                 os.close(descriptor)
-        regions = together(self._group, lambda: self._attach(descriptors, mine.nbytes))
-        regions[self.rank] = mine
-        return [as_tensor(regions[rank], self.where, nbytes) for rank in range(self.world_size)]
+        return [as_tensor(regions[rank], self._where, nbytes) for rank in range(self.world_size)]
 
     def words(self, number: int) -> list[torch.Tensor]:
         words = self._host.words(number)
-        together(self._group, lambda: self._register(words))
+
+        def register_all() -> None:
+            for of_rank in words:
+                register(self.cuda, of_rank)
+                self._words.append(of_rank)
+
+        together(self._group, register_all)
         return words
+
+    def queue(self, name: str) -> CudaQueue:
+        del name
+        self._queues.append(CudaQueue(self.cuda, self.cuda.stream()))
+        return self._queues[-1]
+
+    def is_done(self, mark: CudaMark) -> bool:
+        return mark.done()
+
+    def follow(self, mark: CudaMark) -> bool:
+        self.cuda("cuStreamWaitEvent", self.cuda.current_stream(), mark.event, 0)
+        return True
+
+    def wait(self, mark: CudaMark, timeout_s: float) -> bool:
+        return poll(mark.done, timeout_s) and self.follow(mark)
 
     def close(self) -> None:
         """What a queue still uses after its waits are over stays: taking it away would break the device."""
         if self._closed:
             return
         self._closed = True
-        ended = [self._end(queue) for queue in self.queues]
-        for queue in self.queues:
+        ended = [self._end(queue) for queue in self._queues]
+        for queue in self._queues:
             queue.close()
         if all(ended):
             for region in self._regions:
@@ -325,33 +379,13 @@ class CudaDriver(CudaStreams):
             for words in self._words:
                 unregister(self.cuda, words)
         else:
-            _keep_for_ever(self._words)
+            # One reference too many: a word's memory must not be unmapped with the last tensor that refers to it.
+            for words in self._words:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(words))
         self._regions, self._words = [], []
         self.cuda.release()
 
-    def _allocate(self, nbytes: int, opened: list[int]) -> MappedMemory:
-        region, descriptor = allocate(self.cuda, nbytes)
-        self._regions.append(region)
-        opened.append(descriptor)
-        return region
-
-    def _attach(self, descriptors: dict[int, int], nbytes: int) -> dict[int, MappedMemory]:
-        found: dict[int, MappedMemory] = {}
-        try:
-            for rank, descriptor in descriptors.items():
-                found[rank] = attach(self.cuda, descriptor, nbytes)
-                self._regions.append(found[rank])
-        finally:
-            for descriptor in descriptors.values():
-                os.close(descriptor)
-        return found
-
-    def _register(self, words: list[torch.Tensor]) -> None:
-        for of_rank in words:
-            register(self.cuda, of_rank)
-            self._words.append(of_rank)
-
-    def _end(self, queue: "CudaQueue") -> bool:
+    def _end(self, queue: CudaQueue) -> bool:
         """Whether the queue runs empty, once all words that it may wait for are written here.
 
         They are written again and again: a count that a peer's queue was about to write may replace them.
@@ -370,67 +404,8 @@ class CudaDriver(CudaStreams):
         return poll(has_ended, _END_S)
 
 
-class CudaQueue:
-    """A stream of its own."""
-
-    def __init__(self, streams: CudaStreams, stream: Any) -> None:
-        self.awaited: dict[int, tuple[torch.Tensor, int]] = {}  # by address, a word and the value last waited for
-        self._streams = streams
-        self._cuda = streams.cuda
-        self.stream = stream
-        self._behind = CudaMark(streams.cuda)
-
-    def begin(self) -> None:
-        current = self._streams.current_stream()
-        self._cuda.refuse_capture(current)
-        self._cuda("cuEventRecord", self._behind.event, current)
-        self._cuda("cuStreamWaitEvent", self.stream, self._behind.event, 0)
-
-    def copy(self, out: torch.Tensor, inp: torch.Tensor) -> None:
-        self._streams.copy(self.stream, out, inp)
-
-    def write(self, word: torch.Tensor, value: int) -> None:
-        self._cuda("cuStreamWriteValue32", self.stream, word.data_ptr(), value & 0xFFFFFFFF, 0)
-
-    def wait(self, word: torch.Tensor, value: int) -> None:
-        geq = self._cuda.driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ.value  # in a circle
-        self.awaited[word.data_ptr()] = word, value
-        self._cuda("cuStreamWaitValue32", self.stream, word.data_ptr(), value & 0xFFFFFFFF, geq)
-
-    def mark(self) -> "CudaMark":
-        mark = CudaMark(self._cuda)
-        self._cuda("cuEventRecord", mark.event, self.stream)
-        return mark
-
-    def close(self) -> None:
-        """The stream ends when it has run empty."""
-        self.awaited.clear()
-        self._cuda("cuStreamDestroy", self.stream)
-
-
-class CudaMark:
-    """An event."""
-
-    def __init__(self, cuda: DriverCalls) -> None:
-        self._cuda = cuda
-        self.event = cuda("cuEventCreate", cuda.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
-
-    def done(self) -> bool:
-        return self._cuda.is_done(self.event)
-
-    def __del__(self) -> None:
-        if hasattr(self, "event"):
-            self._cuda.forget(self.event)
-
-
-def _keep_for_ever(words: list[torch.Tensor]) -> None:
-    """Memory that the device may still use must not go with the last object which refers to it."""
-    for of_rank in words:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(of_rank))
-
-
 def check_gpus(group: ControlGroup, where: torch.device) -> None:
-    """Raise StepFailed where a ring would hang, or bring wrong rows, without a word. Collective."""
+    """Raise StepFailed where a ring would hang, or bring wrong rows, silently. Collective."""
     gpus = need_own_gpu(group, where, SHARED)
     here = together(group, lambda: _nvlinks(where, gpus))
     seen = group.all_gather(np.array(here, np.int8))
@@ -454,7 +429,8 @@ def _nvlinks(where: torch.device, gpus: list[str]) -> list[int]:
 
     detect = _distributed_c10d._detect_dma_connectivity  # type: ignore[attr-defined]
     links = detect(_autograd.DeviceType.CUDA, "nvlink").matrix
-    here = where.index if where.index is not None else torch.cuda.current_device()
+    here = _ordinal(where)
+    # By identity: each process counts the GPUs that it sees from 0, in an order of its own.
     numbers = {gpu_id(torch.device("cuda", number)): number for number in range(torch.cuda.device_count())}
     return [0 if gpu not in numbers else 1 if links[here][numbers[gpu]] else -1 for gpu in gpus]
 
@@ -463,7 +439,11 @@ def _few(pairs: list[str]) -> str:
     return ", ".join(pairs[:4]) + (", ..." if len(pairs) > 4 else "")
 
 
+def _ordinal(where: torch.device) -> int:
+    return where.index if where.index is not None else torch.cuda.current_device()
+
+
 def engine_copy(where: torch.device) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """Copies bytes on `where` in the current stream, not the default one, without a kernel if the driver can."""
-    streams = CudaStreams(where)
-    return lambda out, inp: streams.copy(streams.current_stream(), out, inp)
+    cuda = DriverCalls(_ordinal(where))
+    return lambda out, inp: cuda.copy(cuda.current_stream(), out, inp)
