@@ -190,16 +190,16 @@ class CudaDevice(Device):
             tensor.record_stream(stream)
 
     def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        flat = [_bytes(tensor) for tensor in tensors]
-        ends = list(itertools.accumulate(-(-len(each) // _ALIGNED) * _ALIGNED for each in flat))
-        packed = torch.empty(ends[-1] if ends else 0, dtype=torch.uint8, pin_memory=True)
-        starts = [0, *ends[:-1]]
-        for start, each in zip(starts, flat, strict=False):
+        flat = [as_bytes(tensor) for tensor in tensors]
+        lengths = (-(-len(each) // _ALIGNED) * _ALIGNED for each in flat)
+        *starts, total = itertools.accumulate(lengths, initial=0)
+        packed = torch.empty(total, dtype=torch.uint8, pin_memory=True)
+        for start, each in zip(starts, flat, strict=True):
             packed[start : start + len(each)] = each
         there = packed.to(self.where, non_blocking=True)
         return [
             there[start : start + len(each)].view(tensor.dtype).view(tensor.shape)
-            for start, each, tensor in zip(starts, flat, tensors, strict=False)
+            for start, each, tensor in zip(starts, flat, tensors, strict=True)
         ]
 
     def reserve(self) -> None:
@@ -223,9 +223,11 @@ def poll(is_done: Callable[[], bool], limit_s: float, clock: Clock = MACHINE_CLO
     return True
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """uint8, one-dimensional. An empty array of numpy 2 has stride 0, and torch views that only as what it is."""
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8, one-dimensional, the same memory; of a contiguous tensor."""
+    # An empty array of numpy 2 has stride 0, and torch views that as no other dtype.
+    flat = tensor.detach().reshape(-1)
+    return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
 
 
 def _let_others_capture() -> None:

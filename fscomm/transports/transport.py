@@ -5,6 +5,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from fscomm.device import as_bytes
+
 
 class Handle(Protocol):
     """An operation that was issued."""
@@ -87,44 +89,38 @@ class Chunk(NamedTuple):
             self.out, self.inp, self.out_splits, self.in_splits, largest_bytes=self.largest_bytes
         )
 
+    @property
+    def row_bytes(self) -> int:
+        """Of one entry of the first dimension."""
+        return self.out.element_size() * self.out.shape[1:].numel()
 
-def check_splits(
-    world_size: int,
-    out: torch.Tensor,
-    inp: torch.Tensor,
-    out_splits: Sequence[int],
-    in_splits: Sequence[int],
-    largest_bytes: int,
-) -> None:
-    """Raise ValueError for what can be seen on this rank alone."""
-    for name, tensor, splits in (("out", out, out_splits), ("inp", inp, in_splits)):
-        if len(splits) != world_size or any(n < 0 for n in splits):
-            raise ValueError(f"{name}_splits must be {world_size} sizes, one per rank, got {list(splits)}")
-        if sum(splits) != len(tensor):
-            raise ValueError(f"{name}_splits {list(splits)} add up to {sum(splits)}, but {name} has {len(tensor)} rows")
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()} for shape {list(tensor.shape)}")
-    if out.dtype != inp.dtype or out.shape[1:] != inp.shape[1:] or out.device != inp.device:
-        raise ValueError(
-            "out and inp must have one dtype, trailing shape and device, got "
-            f"{out.dtype} {list(out.shape)} on {out.device} and {inp.dtype} {list(inp.shape)} on {inp.device}"
-        )
-    largest = row_bytes(out) * max(*out_splits, *in_splits)
-    if largest > largest_bytes:
-        raise ValueError(
-            f"a rank sends {largest} bytes to another, more than largest_bytes={largest_bytes}, which no rank may "
-            "exceed"
-        )
+    def check(self, world_size: int) -> None:
+        """Raise ValueError for what this rank can see without the others."""
+        out, inp = self.out, self.inp
+        for name, tensor, splits in (("out", out, self.out_splits), ("inp", inp, self.in_splits)):
+            if len(splits) != world_size or any(n < 0 for n in splits):
+                raise ValueError(f"{name}_splits must be {world_size} sizes, one per rank, got {splits}")
+            if sum(splits) != len(tensor):
+                raise ValueError(f"{name}_splits {splits} add up to {sum(splits)}, but {name} has {len(tensor)} rows")
+            if not tensor.is_contiguous():
+                strides = tensor.stride()
+                raise ValueError(f"{name} must be contiguous, got strides {strides} for shape {list(tensor.shape)}")
+        if out.dtype != inp.dtype or out.shape[1:] != inp.shape[1:] or out.device != inp.device:
+            raise ValueError(
+                "out and inp must have one dtype, trailing shape and device, got "
+                f"{out.dtype} {list(out.shape)} on {out.device} and {inp.dtype} {list(inp.shape)} on {inp.device}"
+            )
+        largest = self.row_bytes * max(*self.out_splits, *self.in_splits)
+        if largest > self.largest_bytes:
+            raise ValueError(
+                f"a rank sends {largest} bytes to another, more than largest_bytes={self.largest_bytes}, which no "
+                "rank may exceed"
+            )
 
-
-def row_bytes(like: torch.Tensor) -> int:
-    """Of one entry of the first dimension."""
-    return like.element_size() * like.shape[1:].numel()
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """uint8, one-dimensional, the same memory: libraries do not know every dtype."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    def in_bytes(self) -> "Chunk":
+        """The same call of uint8, one-dimensional, in the same memory: libraries do not know every dtype."""
+        received, sent = ([n * self.row_bytes for n in splits] for splits in (self.out_splits, self.in_splits))
+        return Chunk(as_bytes(self.out), as_bytes(self.inp), received, sent, self.largest_bytes)
 
 
 class Done:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fscomm.device import poll
-from fscomm.transports.transport import Chunk, Handle, as_bytes, check_splits, row_bytes
+from fscomm.transports.transport import Chunk, Handle
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, describe, name_ranks
 
@@ -29,8 +29,9 @@ class Watched(ABC):
     device does not end, the transport finds out which rank is the reason.
     """
 
-    def __init__(self, name: str, group: ControlGroup) -> None:
-        self.name = name
+    name: str
+
+    def __init__(self, group: ControlGroup) -> None:
         self.rank = group.rank
         self.world_size = group.world_size
         self._group = group
@@ -47,10 +48,9 @@ class Watched(ABC):
         *,
         largest_bytes: int,
     ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
-        size = row_bytes(out)
-        received, sent = ([n * size for n in splits] for splits in (out_splits, in_splits))
-        return self._begin(Chunk(as_bytes(out), as_bytes(inp), received, sent, largest_bytes), size)
+        chunk = Chunk(out, inp, list(out_splits), list(in_splits), largest_bytes)
+        chunk.check(self.world_size)
+        return self._begin(chunk.in_bytes(), chunk.row_bytes)
 
     @abstractmethod
     def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:

@@ -56,7 +56,8 @@ class Ring(Watched):
         except BaseException:
             driver.close()
             raise
-        super().__init__(name, group)
+        super().__init__(group)
+        self.name = name
         self._driver = driver
         self._sends, self._receives = driver.queue("send"), driver.queue("receive")
         self._most_slot_bytes = most_slot_bytes

@@ -17,7 +17,7 @@ import torch
 
 from fscomm.device import Device, Mark, poll
 from fscomm.transports.cutting import Span, even_slot, grown, joined, piece_of
-from fscomm.transports.transport import Chunk, Handle, Transport
+from fscomm.transports.transport import Chunk, Done, Handle, Transport
 from fscomm.transports.watch import Watched
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, describe
@@ -35,10 +35,12 @@ class HostStaged(Watched):
     be done by a kernel.
     """
 
+    name = "host-staged"
+
     def __init__(self, host: Transport, group: ControlGroup, device: Device, *, chunk_bytes: int = 4 << 20) -> None:
         if chunk_bytes < 1:
             raise ValueError(f"chunk_bytes must be at least 1, got {chunk_bytes}")
-        super().__init__("host-staged", group)
+        super().__init__(group)
         self._host = host
         self._closed = False
         self._device = device
@@ -56,8 +58,9 @@ class HostStaged(Watched):
 
     def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:
         self._check()
-        largest, most_bytes = chunk.largest_bytes, self._chunk_bytes // self.world_size
-        slot_bytes = even_slot(largest, row_bytes, most_bytes=most_bytes) if largest else 0
+        if not chunk.largest_bytes:
+            return Done()
+        slot_bytes = even_slot(chunk.largest_bytes, row_bytes, most_bytes=self._chunk_bytes // self.world_size)
         transfer = Transfer(chunk, slot_bytes=slot_bytes, device=self._device, limit_s=self._limit_s)
         self._submitted.put(transfer)
         self._check()  # the thread may have ended before it could see the transfer
@@ -117,9 +120,6 @@ class HostStaged(Watched):
             transfer = self._submitted.get()
             if transfer is None:
                 return
-            if not transfer.pieces:
-                transfer.end(None)
-                continue
             self._under_way.append(transfer)
             for k in range(transfer.pieces):
                 yield Piece(transfer=transfer, k=k, buffer=number % _BUFFERS)
@@ -184,7 +184,7 @@ class Transfer:
     def __init__(self, chunk: Chunk, *, slot_bytes: int, device: Device, limit_s: float) -> None:
         self.chunk = chunk
         self.slot_bytes = slot_bytes
-        self.pieces = -(-chunk.largest_bytes // slot_bytes) if chunk.largest_bytes else 0
+        self.pieces = -(-chunk.largest_bytes // slot_bytes)
         self.before = device.mark()
         self._device = device
         self._limit_s = limit_s
