@@ -22,7 +22,7 @@ import torch
 from fscomm.device import CAPTURED, poll
 from fscomm.transports.ring.shared_memory import SharedMemory, exchange_files
 from fscomm.transports.ring.slots import store
-from fscomm.transports.together import StepFailed, gpu_id, need_one_host, need_own_gpu, together
+from fscomm.transports.together import StepFailed, gpu_id, need_own_gpu, together
 from fsranks.control_group import ControlGroup
 
 BATCH_COPIES = 12080  # the driver that can be asked for copies which leave SMs alone
@@ -301,13 +301,12 @@ class CudaDriver:
     """
 
     def __init__(self, group: ControlGroup, where: torch.device, *, cuda: DriverCalls | None = None) -> None:
-        need_one_host(group, "take nccl-ce, or host-staged")
+        self._host = SharedMemory(group, instead="take nccl-ce, or host-staged")
         self.cuda = together(group, lambda: cuda or DriverCalls(_ordinal(where)))
         self.rank = group.rank
         self.world_size = group.world_size
         self._group = group
         self._where = where
-        self._host = SharedMemory(group)
         self._queues: list[CudaQueue] = []
         self._regions: list[MappedMemory] = []
         self._words: list[torch.Tensor] = []

@@ -28,7 +28,7 @@ _SHORTEST_S, _LONGEST_S = 20e-6, 2e-3  # between two looks at a word
 
 
 class SharedMemory:
-    """A Driver for tensors on the CPU. Making it, and its `memory`, is collective.
+    """A Driver for tensors on the CPU. Making it, and its `memory`, is collective. instead: what other hosts can use.
 
     Memory is one file per rank that lies in memory (memfd) and has no name: the others open it through its owner's
     /proc, so that nothing is left behind when a process is killed.
@@ -37,8 +37,8 @@ class SharedMemory:
         StepFailed: on all ranks: they are not all processes of one host, or so much memory is not free on one.
     """
 
-    def __init__(self, group: ControlGroup) -> None:
-        need_one_host(group, "use gloo")
+    def __init__(self, group: ControlGroup, *, instead: str = "use gloo") -> None:
+        need_one_host(group, instead)
         self.rank = group.rank
         self.world_size = group.world_size
         self._group = group
@@ -165,7 +165,12 @@ class CopyThread:
             self._changed.notify_all()
 
     def _serve(self) -> None:
-        while (operation := self._next()) is not None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._todo or self._ended)
+                if self._ended:
+                    return
+                operation = self._todo.popleft()
             try:
                 operation()
             except BaseException as error:
@@ -177,11 +182,6 @@ class CopyThread:
             with self._changed:
                 self._done += 1
                 self._changed.notify_all()
-
-    def _next(self) -> Callable[[], None] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._todo or self._ended)
-            return None if self._ended else self._todo.popleft()
 
     def _await(self, at: np.ndarray, value: int) -> None:
         """Check, and sleep for an eighth of the time waited so far: so a wait ends at most an eighth too late.
@@ -219,16 +219,14 @@ def exchange_files(group: ControlGroup, mine: int) -> dict[int, int]:
         try:
             for ahead in range(1, group.world_size):  # one by one: few wait in anybody's inbox
                 to = (group.rank + ahead) % group.world_size
-                inbox.settimeout(_left(group, end))
+                inbox.settimeout(_left_s(end))
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [mine]))]
                 inbox.sendmsg([b"."], rights, 0, b"\0" + names[to])  # Python 3.11's `send_fds` ignores the address
-                rank, descriptor = _receive(group, inbox, names, end)
+                rank, descriptor = _receive(inbox, names, end)
                 found[rank] = descriptor
-        except (OSError, PeerError) as error:
+        except OSError as error:
             for descriptor in found.values():
                 os.close(descriptor)
-            if isinstance(error, PeerError):
-                raise
             raise PeerError(
                 f"rank {group.rank} could not hand memory to the others: {type(error).__name__}: {error}. "
                 f"{group.blame(group.timeout_s)}"
@@ -236,20 +234,21 @@ def exchange_files(group: ControlGroup, mine: int) -> dict[int, int]:
     return found
 
 
-def _receive(group: ControlGroup, inbox: socket.socket, names: list[bytes], end: float) -> tuple[int, int]:
-    """From whom it came, and the descriptor; what strangers send is not looked at."""
+def _receive(inbox: socket.socket, names: list[bytes], end: float) -> tuple[int, int]:
+    """The sender's rank, and the descriptor."""
     while True:
-        inbox.settimeout(_left(group, end))
+        inbox.settimeout(_left_s(end))
         _, descriptors, _, sender = socket.recv_fds(inbox, 1, 1)
         given = bytes(sender)[1:] if isinstance(sender, bytes) else b""
         if given in names and len(descriptors) == 1:
             return names.index(given), descriptors[0]
+        # Every process of the host may write to this socket: what the ranks did not send is closed, and not used.
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _left(group: ControlGroup, end: float) -> float:
+def _left_s(end: float) -> float:
     left = end - time.monotonic()
     if left <= 0:
-        raise PeerError(group.blame(group.timeout_s))
+        raise TimeoutError("the time limit is over")
     return left

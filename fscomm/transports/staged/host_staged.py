@@ -49,8 +49,6 @@ class HostStaged(Watched):
         self._down, self._up = device.stream(), device.stream()
         self._departing, self._arriving = ([torch.empty(0, dtype=torch.uint8)] * _BUFFERS for _ in range(2))
         self._gone_up: list[Mark] = [None] * _BUFFERS  # after what an arriving buffer is free
-        self._coming: Piece | None = None
-        self._on_the_wire: Piece | None = None
         self._submitted: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
         self._under_way: list[Transfer] = []
         self._thread = threading.Thread(target=self._serve, name=f"fscomm {self.name}", daemon=True)
@@ -96,33 +94,38 @@ class HostStaged(Watched):
         for transfer in self._under_way:
             transfer.end(None, self._error())
         self._under_way, self._departing, self._arriving = [], [], []
-        self._coming = self._on_the_wire = None
 
     def _run(self) -> None:
         """Until None is submitted. Raises what the host transport does."""
+        before: Piece | None = None
+        on_the_wire: tuple[Piece, Handle] | None = None
         for piece in self._pieces():
+            # First, so that this copy runs while the thread waits for the wire below.
             if piece is not None:
                 self._go_down(piece)
-            if (leaving := self._on_the_wire) is not None and leaving.exchange is not None:
-                leaving.exchange.wait()
+            if on_the_wire is not None:
+                leaving, exchange = on_the_wire
+                exchange.wait()
                 self._go_up(leaving)
-            if self._coming is not None:
-                self._begin_exchange(self._coming)
-            self._on_the_wire, self._coming = self._coming, piece
+            on_the_wire = None if before is None else (before, self._begin_exchange(before))
+            before = piece
 
     def _pieces(self) -> Iterator["Piece | None"]:
         """In the order of submission; None where there is no next one, but some are under way. Ends at `close`."""
         number = 0
         while True:
-            if self._submitted.empty() and (self._coming or self._on_the_wire):
+            # Nothing pushes the last pieces on but the next step of `_run`: it must not block for a new transfer.
+            if self._submitted.empty() and self._under_way:
                 yield None
                 continue
             transfer = self._submitted.get()
             if transfer is None:
                 return
             self._under_way.append(transfer)
+            chunk, slot_bytes = transfer.chunk, transfer.slot_bytes
             for k in range(transfer.pieces):
-                yield Piece(transfer=transfer, k=k, buffer=number % _BUFFERS)
+                sent, received = (piece_of(splits, slot_bytes, k) for splits in (chunk.in_splits, chunk.out_splits))
+                yield Piece(transfer=transfer, k=k, buffer=number % _BUFFERS, sent=sent, received=received)
                 number += 1
 
     def _go_down(self, piece: "Piece") -> None:
@@ -137,13 +140,14 @@ class HostStaged(Watched):
                 staged.copy_(rows, non_blocking=True)
             piece.down = self._device.mark()
 
-    def _begin_exchange(self, piece: "Piece") -> None:
+    def _begin_exchange(self, piece: "Piece") -> Handle:
+        # The host collective reads and writes at once, and knows no streams: both buffers must be free by now.
         self._await(piece.down)
         self._await(self._gone_up[piece.buffer])
         received, sent = ([stop - start for start, stop in spans] for spans in (piece.received, piece.sent))
         out = self._buffer(self._arriving, piece)[: sum(received)]
         inp = self._buffer(self._departing, piece)[: sum(sent)]
-        piece.exchange = self._host.all_to_all_v(out, inp, received, sent, largest_bytes=piece.transfer.slot_bytes)
+        return self._host.all_to_all_v(out, inp, received, sent, largest_bytes=piece.transfer.slot_bytes)
 
     def _go_up(self, piece: "Piece") -> None:
         transfer, out = piece.transfer, piece.transfer.chunk.out
@@ -222,16 +226,9 @@ class Piece:
     transfer: Transfer
     k: int
     buffer: int
-    down: Mark = None
-    exchange: Handle | None = None
-
-    @property
-    def received(self) -> list[Span]:
-        return piece_of(self.transfer.chunk.out_splits, self.transfer.slot_bytes, self.k)
-
-    @property
-    def sent(self) -> list[Span]:
-        return piece_of(self.transfer.chunk.in_splits, self.transfer.slot_bytes, self.k)
+    sent: list[Span]
+    received: list[Span]
+    down: Mark = None  # after what its rows are in host memory
 
 
 def _pairs(staging: torch.Tensor, rows: torch.Tensor, spans: Sequence[Span]) -> list[tuple[torch.Tensor, torch.Tensor]]:
