@@ -28,6 +28,7 @@ class LostPeers:
 
     def __init__(self, groups: Iterable[dist.ProcessGroup], device: torch.device, control: AnyGroup) -> None:
         self._control = None if isinstance(control, Alone) else control
+        # A backend is shared by modules of one group; NCCL has a watchdog of its own for its exchanges.
         found = [group._get_backend(device) for group in dict.fromkeys(groups)] if self._control is not None else []
         self._gloo = [backend for backend in found if isinstance(backend, dist.ProcessGroupGloo)]
         self._since: float | None = None
@@ -92,6 +93,7 @@ class LostPeers:
     def _look(self) -> None:
         assert self._control is not None
         limit_s = self._control.timeout_s
+        # A tenth of short limits, as tests have them: the look may add as much to the time until a lost rank is named.
         while not self._control.clock.wait(min(_LOOK_S, limit_s / 10), self._closed):
             since = self._since
             if since is not None and self.waits and self._now() - since > limit_s:

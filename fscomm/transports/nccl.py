@@ -51,10 +51,12 @@ class _OverBackend(Watched):
             return self._issue(chunk) if chunk.largest_bytes else Done()
 
     def _end(self, reason: str) -> None:
+        # Read once: another thread may close the transport meanwhile.
         if (backend := self._backend) is not None:
             backend.abort()
 
     def close(self, reason: str) -> None:
+        # Also what is under way: a communicator that is destroyed without an abort may wait for its peers.
         self._give_up(reason)
         super().close(reason)
         self._backend = None
@@ -83,6 +85,7 @@ class NcclTransport(_OverBackend):
 
         def wait() -> None:
             start = time.monotonic()
+            # `work.wait` alone would only order the stream, which a lost rank then blocks.
             self._until_done(work.is_completed)
             self._finish(work, start)
 
@@ -193,7 +196,8 @@ def nccl_backend(
     assert context.group is not None
     store = job_store(context.group, "nccl", group.timeout_s).store
     backend = dist.ProcessGroupNCCL(store, context.rank, context.world_size, options)
-    backend._set_sequence_number_for_group()
+    backend._set_sequence_number_for_group()  # as torch does for its own groups
+    # Now, together, and on this device: otherwise the first exchange would connect, in the middle of a step.
     backend.eager_connect_single_device(where)
     return backend
 

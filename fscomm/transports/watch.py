@@ -118,6 +118,7 @@ class Watched(ABC):
         self._check()
         clock, limit_s = self._group.clock, self._group.timeout_s
         start = clock.now()
+        # In slices: neither a library nor a device reports a dead peer, so between two of them the group is asked.
         while True:
             done = wait(min(_SLICE_S, max(start + limit_s - clock.now(), 0.0)))
             self._check()  # after `wait`: the end of a transport ends waits, too
@@ -167,6 +168,7 @@ class Watched(ABC):
     ) -> "Flight":
         """The handle of an operation that uses `tensors`: `done` does not block, `wait` blocks until it is done, and
         `follow` orders what the caller issues next behind it."""
+        # Callers may drop handles without a wait, so each new operation releases the tensors of those that are done.
         while self._flights and self._flights[0].done():
             self._flights.popleft()
         flight = Flight(done=lambda: self._is_over or done(), until_done=wait, follow=follow, tensors=tensors)
@@ -185,7 +187,7 @@ class Flight:
 
     def wait(self) -> None:
         self.until_done()
-        self.tensors = ()
+        self.tensors = ()  # the transport keeps this handle longer, up to its next operation
 
 
 def _still(waited_s: float, late: Sequence[int] | None) -> str:

@@ -151,6 +151,8 @@ class MappedMemory:
 def allocate(cuda: DriverCalls, nbytes: int) -> tuple[MappedMemory, int]:
     """A region of at least `nbytes` here, and a descriptor by which others can map it."""
     driver = cuda.driver
+    # By virtual memory management, as cuMemAlloc may wait for the device, and the device may wait for the peers that
+    # wait for this region.
     kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     wanted = driver.CUmemAllocationProp()
     wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -242,6 +244,7 @@ class CudaMark:
 
     def __init__(self, cuda: DriverCalls, stream: Any) -> None:
         self._cuda = cuda
+        # Events that take the time are slower to record, to query and to wait for.
         self.event = cuda("cuEventCreate", cuda.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING.value)
         cuda("cuEventRecord", self.event, stream)
 
@@ -272,6 +275,7 @@ class CudaQueue:
         self._cuda.copy(self.stream, out, inp)
 
     def write(self, word: torch.Tensor, value: int) -> None:
+        # The driver takes unsigned words. Flags 0: a barrier of the whole system is before the write, which peers need.
         self._cuda("cuStreamWriteValue32", self.stream, word.data_ptr(), value & 0xFFFFFFFF, 0)
 
     def wait(self, word: torch.Tensor, value: int) -> None:
@@ -329,6 +333,7 @@ class CudaDriver:
             return found
 
         try:
+            # Each step on all ranks or on none: a rank without memory would leave its peers waiting for a descriptor.
             mine = together(self._group, make)
             descriptors = exchange_files(self._group, opened[0])
             opened += descriptors.values()
@@ -342,6 +347,7 @@ class CudaDriver:
         words = self._host.words(number)
 
         def register_all() -> None:
+            # Those of peers, too: the queues here write into them.
             for of_rank in words:
                 register(self.cuda, of_rank)
                 self._words.append(of_rank)
@@ -362,6 +368,7 @@ class CudaDriver:
         return True
 
     def wait(self, mark: CudaMark, timeout_s: float) -> bool:
+        # cuEventSynchronize has no time limit, and would not end if the peer that the queue waits for is dead.
         return poll(mark.done, timeout_s) and self.follow(mark)
 
     def close(self) -> None:
@@ -408,6 +415,7 @@ def check_gpus(group: ControlGroup, where: torch.device) -> None:
     gpus = need_own_gpu(group, where, SHARED)
     here = together(group, lambda: _nvlinks(where, gpus))
     seen = group.all_gather(np.array(here, np.int8))
+    # A pair is known if one of its ranks sees both GPUs, and refused if one of them sees no link.
     worst, best = np.minimum(seen, seen.T), np.maximum(seen, seen.T)
     pairs = [(rank, peer) for peer in range(len(gpus)) for rank in range(peer)]
     if apart := [f"{rank} and {peer}" for rank, peer in pairs if worst[rank, peer] < 0]:

@@ -51,7 +51,7 @@ class Ring(Watched):
         most_slot_bytes: int = 4 << 20,
         most_waiting: int = _MOST_WAITING,
     ) -> None:
-        try:
+        try:  # the driver is the ring's from the first line on, also if there is no ring
             self._slots = Slots(driver, number=slots, slot_bytes=slot_bytes)
         except BaseException:
             driver.close()
@@ -73,6 +73,7 @@ class Ring(Watched):
             return self._issue(chunk.out.split(chunk.out_splits), chunk.inp.split(chunk.in_splits))
 
     def close(self, reason: str) -> None:
+        # In this order: nothing is issued any more, no other thread reads or poisons words, then their memory goes.
         self._refuse(reason)
         self._slots.drop()
         self._driver.close()
@@ -94,6 +95,7 @@ class Ring(Watched):
         slot_bytes = grown(self._slots.slot_bytes, largest, most=self._most_slot_bytes)
         if slot_bytes == self._slots.slot_bytes:
             return
+        # All ranks do this in the same operation, as `largest` is the same number on all of them.
         for flight in list(self._flights):
             flight.wait()
         self._synchronize()  # another rank may still fill or empty slots of a rank that is done
@@ -120,6 +122,7 @@ class Ring(Watched):
                 self._complete(mark, counts)
 
         def follow() -> None:
+            # A copy engine of the CPU is a thread: nothing can be ordered behind it but by waiting.
             if not all(self._driver.follow(each) for each in mark):
                 wait()
 
@@ -138,6 +141,7 @@ class Ring(Watched):
         """Empty a slot here once the peer has filled it, and then count one more empty slot there."""
         slots, number = self._slots, self._taken[peer]
         self._receives.wait(slots.filled(self.rank, peer), in_circle(number + 1))
+        # `_taken` counts what is issued. Peers see a chunk as taken by the write below, which follows the copy.
         self._receives.copy(out, slots.slot(self.rank, peer, number)[: len(out)])
         self._taken[peer] = number + 1
         self._receives.write(slots.emptied(peer, self.rank), in_circle(number + 1))
@@ -166,6 +170,7 @@ class Ring(Watched):
             return
         self._unmarked = 0
         self._paces.append((self._mark(), self._counts()))
+        # Only the oldest of several marks is waited for, so that the queues never run empty meanwhile.
         if len(self._paces) >= _PACES:
             self._complete(*self._paces.popleft())
 

@@ -37,7 +37,7 @@ def open_staged(host: str, context: RankContext, device: Device, group: ControlG
 
 def host_collectives() -> list[str]:
     """The names there are, built in and installed."""
-    return sorted(_known())
+    return sorted({point.name for point in _points()})
 
 
 def host_collective(name: str) -> Factory:
@@ -47,7 +47,7 @@ def host_collective(name: str) -> Factory:
         ValueError: several distributions give the name.
         ImportError: the distribution that gives it is broken; the message names it.
     """
-    point, *others = _known()[name]
+    point, *others = (each for each in _points() if each.name == name)
     if others:
         given = ", ".join(f"{each.value} ({_origin(each)})" for each in (point, *others))
         raise ValueError(f"the host collective {name!r} is given more than once, by {given}: uninstall all but one")
@@ -66,11 +66,9 @@ def host_collective(name: str) -> Factory:
     return cast(Factory, factory)
 
 
-def _known() -> dict[str, list[EntryPoint]]:
-    known: dict[str, list[EntryPoint]] = {}
-    for each in (*_BUILT_IN, *entry_points(group=GROUP)):
-        known.setdefault(each.name, []).append(each)
-    return known
+def _points() -> list[EntryPoint]:
+    # Read at each call, from the metadata of the installed packages: no code of theirs runs before it is chosen.
+    return [*_BUILT_IN, *entry_points(group=GROUP)]
 
 
 def _origin(point: EntryPoint) -> str:

@@ -70,6 +70,7 @@ class HostStaged(Watched):
 
     def close(self, reason: str) -> None:
         self._refuse(reason)
+        # The thread ends without an abort where nothing blocks it: the other ranks then find no reason to fail.
         self._submitted.put(None)
         self._thread.join(_GRACE_S)
         if self._thread.is_alive():
@@ -133,7 +134,7 @@ class HostStaged(Watched):
         inp = piece.transfer.chunk.inp
         staging = self._buffer(self._departing, piece)
         with self._down:
-            if piece.k == 0:
+            if piece.k == 0:  # the stream keeps its order for the other pieces
                 self._device.after(piece.transfer.before)
                 self._device.reads(inp)
             for staged, rows in _pairs(staging, inp, piece.sent):
@@ -206,6 +207,7 @@ class Transfer:
 
     def follow(self) -> None:
         """Blocks until the rows are in host memory: from there on the device orders what is left."""
+        # Without a limit: the thread of the transport has one for each of its waits, and ends every transfer.
         self._over.wait()
         if self._error is not None:
             raise PeerError(str(self._error)) from self._error
