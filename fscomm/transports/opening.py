@@ -191,7 +191,7 @@ def split_name(name: str) -> tuple[str, str]:
         rest = ", ".join(each for each in NAMES if each not in _FOLDERS)
         raise ValueError(f"transport {transport!r} needs {folder}, which is not installed: take one of {rest}")
     if colon:
-        from fscomm.transports.staged.host_collectives import host_collectives
+        from fscomm.transports.staged.host_staged import host_collectives
 
         if host not in (known := host_collectives()):
             raise ValueError(f"the host collective of host-staged must be one of {', '.join(known)}, got {host!r}")
@@ -235,9 +235,10 @@ def _open(name: str, host: str, context: RankContext, device: Device, group: Con
     if name == "nccl":
         return NcclTransport(nccl_backend(context, group, where, zero_cta=False, urgent=urgent), group, where)
     if name == "host-staged":
-        from fscomm.transports.staged.host_collectives import open_staged
+        from fscomm.transports.staged.host_staged import HostStaged, host_collective
 
-        return open_staged(host, context, device, group)
+        open_host = together(group, lambda: host_collective(host))
+        return HostStaged(open_host(context, timeout_s=group.timeout_s), group, device)
     if name == "copy-engine":
         from fscomm.transports.ring.ring import open_ring
 

@@ -6,12 +6,19 @@ the transport's own, which alone waits for copies and for the wire.
 While one piece comes down from the device, the one before it is on the wire and the one before that goes up: three
 engines are busy at once, and a stream of pieces takes as long as the slowest of the three needs. One piece is on the
 wire at a time; the next one waits on the host when it ends.
+
+Host collectives are gloo, shared memory, and those of other packages (RDMA, MPI, UCC), which add an entry point:
+
+    [project.entry-points."freescale.host_collectives"]
+    ucc = "my_package:open_ucc"        # open_ucc(context: RankContext, *, timeout_s) -> Transport, for host tensors
 """
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
 
 import torch
 
@@ -24,6 +31,11 @@ from fsranks.errors import PeerError, describe
 
 _GRACE_S = 3.0  # in which the thread ends once it is told to
 _BUFFERS = 3  # for each direction: the piece on the wire, the one before it and the one after it
+GROUP = "freescale.host_collectives"
+_BUILT_IN = (
+    EntryPoint("gloo", "fscomm.transports.gloo:GlooTransport", GROUP),
+    EntryPoint("shared-memory", "fscomm.transports.ring.ring:shared_memory_collective", GROUP),
+)
 
 
 class HostStaged(Watched):
@@ -240,3 +252,44 @@ def _pairs(staging: torch.Tensor, rows: torch.Tensor, spans: Sequence[Span]) -> 
         found.append((staging[at : at + stop - start], rows[start:stop]))
         at += stop - start
     return found
+
+
+def host_collectives() -> list[str]:
+    """The names there are, built in and installed."""
+    return sorted({point.name for point in _points()})
+
+
+def host_collective(name: str) -> Callable[..., Transport]:
+    """What opens the host collective `name`, one of `host_collectives`: (context, *, timeout_s), collective.
+
+    Raises:
+        ValueError: several distributions give the name.
+        ImportError: the distribution that gives it is broken; the message names it.
+    """
+    point, *others = (each for each in _points() if each.name == name)
+    if others:
+        given = ", ".join(f"{each.value} ({_origin(each)})" for each in (point, *others))
+        raise ValueError(f"the host collective {name!r} is given more than once, by {given}: uninstall all but one")
+    try:
+        factory = point.load()
+    except Exception as error:  # a module may raise anything while it is imported
+        raise ImportError(
+            f"the host collective {point.name!r} ({point.value}) of {_origin(point)} cannot be loaded: "
+            f"{type(error).__name__}: {error}. Repair or uninstall that, or choose another host collective"
+        ) from error
+    if not callable(factory):
+        raise ImportError(
+            f"the host collective {point.name!r} ({point.value}) of {_origin(point)} must be a function "
+            f"(context, *, timeout_s) that opens a transport, got {factory!r}"
+        )
+    return cast(Callable[..., Transport], factory)
+
+
+def _points() -> list[EntryPoint]:
+    # Read at each call, from the metadata of the installed packages: no code of theirs runs before it is chosen.
+    return [*_BUILT_IN, *entry_points(group=GROUP)]
+
+
+def _origin(point: EntryPoint) -> str:
+    """Whose entry point it is, in words."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "fscomm"
