@@ -1,4 +1,4 @@
-"""Over TCP by gloo, for CPU tensors. Every class and thread has a connection of its own."""
+"""Over TCP by gloo, for CPU tensors. Every instance has connections of its own."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ from fsranks.rank_context import RankContext
 
 
 class GlooTransport:
-    """Collective to make. Sizes that disagree with another rank's end the process.
+    """Collective to make. Sizes that disagree with those of another rank end the process.
 
-    The only rank sends to itself, also on a GPU.
+    In a world of one rank it copies `inp` to `out`, also on a GPU.
     """
 
     name = "gloo"

@@ -1,8 +1,8 @@
 """Over a process group of NCCL: `nccl`, the baseline, which moves rows with kernels, and `nccl-ce`, which does not.
 
 NCCL leaves the SMs alone only for even operations on registered buffers, since 2.28 inside one NVLink domain and since
-2.30.7 across hosts. So `nccl-ce` copies rows into slots of one size, the largest piece that any rank sends to any, and
-out of them again: a rank that sends much to one peer pads all others.
+2.30.7 across hosts. So `nccl-ce` copies rows into slots of one size, the largest piece that any rank sends to another,
+and out of them again: a rank that sends much to one peer pads all other pieces.
 """
 
 import datetime
@@ -34,9 +34,9 @@ Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
 
 class _OverBackend(Watched):
-    """What both transports have in common: `backend` belongs to the transport, which ends it.
+    """The common part of both transports. `backend` belongs to the transport, which aborts it.
 
-    Sizes that disagree with another rank's hang NCCL, until the time limit.
+    Sizes that disagree with those of another rank hang NCCL, until the time limit.
     """
 
     def __init__(self, backend: Any, group: ControlGroup, where: torch.device) -> None:
@@ -101,9 +101,9 @@ class PaddedTransport(_OverBackend):
     `copy(out, inp)` moves bytes on the device, in the current stream.
 
     Buffers grow, on all ranks alike, to the next power of two of the largest piece. An operation runs in the stream of
-    its pair of buffers: fill, exchange, empty. So the next one on that pair cannot overwrite it, whenever the host
-    comes to wait, and issuing never blocks for a device. On the host, where there are no streams, it is over when
-    issued.
+    its pair of buffers: fill, exchange, empty. So the next operation on that pair cannot overwrite it, however late the
+    host waits for it, and issuing never blocks for a device. On the host, which has no streams, an operation is
+    complete when it is issued.
     """
 
     name = "nccl-ce"
@@ -203,7 +203,7 @@ def nccl_backend(
 
 
 def _options(context: RankContext, *, zero_cta: bool, urgent: bool) -> tuple[Any, str]:
-    """Of NCCL's process group, and the version of NCCL. Raises RuntimeError, ValueError: it cannot be had here."""
+    """Options of NCCL's process group, and the version of NCCL. Raises RuntimeError, ValueError: not available here."""
     if context.group is None:
         raise ValueError("NCCL needs a process group, whose ranks it connects")
     if not dist.is_nccl_available():

@@ -1,4 +1,4 @@
-"""What every way of moving rows between ranks offers."""
+"""The interface of all transports: an uneven all-to-all of rows, and the handle of one that was issued."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -15,24 +15,24 @@ class Handle(Protocol):
         """Whether `wait` would return, or raise, at once. Never blocks."""
 
     def follow(self) -> None:
-        """Whatever the calling thread issues to a device from now on finds `out` complete there. On a device this does
-        not block; without one it is the same as `wait`."""
+        """Order what the calling thread issues to a device from now on behind this operation. On a device this does not
+        block; without one it is the same as `wait`."""
 
     def wait(self) -> None:
-        """Block the calling thread until `out` is complete: whatever it issues to a device afterwards finds it there.
+        """Block the calling thread until `out` is complete, also for what it issues to a device afterwards.
 
         Only this waits for a device, so it belongs into a worker, never into the training thread. Wait for the handles
-        of a transport in the order they were given out. Raises PeerError, which names the rank that is dead, has left
+        of a transport in the order of their operations. Raises PeerError, which names the rank that is dead, has left
         or is later than the transport's time limit.
         """
 
 
 class Transport(Protocol):
-    """The exchange of one class of rows, which has an instance of its own.
+    """Exchanges rows between ranks. Each class of rows has an instance of its own.
 
-    Every rank makes its transports, and calls each one's methods, in the same order; an instance belongs to one thread
-    at a time, and instances do not order each other. Tensors are contiguous and lie where the tables do (`gloo`: on the
-    host). `inp` may not be written, nor `out` touched, before the handle was waited for. After a PeerError the
+    All ranks make their transports, and call each one's methods, in the same order. One thread at a time uses an
+    instance, and instances do not order each other. Tensors are contiguous and on the device of the tables (`gloo`: on
+    the host). `inp` may not be written, nor `out` touched, before the handle was waited for. After a PeerError the
     transport is broken and every call raises one.
     """
 
@@ -56,8 +56,8 @@ class Transport(Protocol):
         others, which is not checked.
         largest_bytes: no rank sends more to any rank; the same number on every rank.
 
-        Does not synchronize with the other ranks: only the handle reports a lost one. Blocks for them where buffers
-        have to grow, at most the time limit, but never for a device.
+        Does not synchronize with the other ranks: only the handle reports a lost one. Where buffers have to grow it
+        blocks for the others, at most for the time limit; it never blocks for a device.
 
         Raises:
             ValueError: the splits are not those of these tensors, or more is sent than `largest_bytes`; nothing was
@@ -69,10 +69,10 @@ class Transport(Protocol):
         """Block until all ranks have called it."""
 
     def abort(self, reason: str) -> None:
-        """From any thread: end what blocks here; the other ranks' next operation raises and gives `reason`."""
+        """From any thread: end all operations and waits here. The next operation of other ranks raises `reason`."""
 
     def close(self, reason: str) -> None:
-        """Leave no thread, no connection and no memory; no operation may be under way."""
+        """Release all threads, connections and memory; no operation may be under way."""
 
 
 class Chunk(NamedTuple):
