@@ -21,7 +21,7 @@ _LOOK_S = 0.25
 
 
 class LostPeers:
-    """Watches those of `groups` in which gloo moves tensors of `device`. `control`: of the same ranks.
+    """Watches those of `groups` in which gloo moves tensors of `device`. control: a group of the same ranks.
 
     The training thread begins and ends what is watched: `within` a block, or by `begin` and `end`.
     """
@@ -44,7 +44,7 @@ class LostPeers:
         return self._since is not None and self._until is None
 
     def begin(self) -> None:
-        """From now on this rank needs the others, which have the time limit of fscomm's own exchanges."""
+        """This rank waits for the others from now on, for at most the time limit of fscomm's own exchanges."""
         self._since, self._until = self._now(), None
 
     def end(self) -> None:

@@ -1,13 +1,13 @@
-"""Streams and memory of one GPU for a ring: copies, words written and waited for, and no kernel.
+"""Streams and memory of one GPU for a ring: they copy, write words and wait for words, without a kernel.
 
-By the CUDA driver's own interface, which torch does not offer, through NVIDIA's bindings: imported here only. GPU
-memory that the processes of one host share is not torch's symmetric memory: there ranks find each other by a number
-that all allocations of a process share, holding the interpreter's lock, so two rings that grow at once in two threads
+Calls the CUDA driver, as torch does not offer this, through NVIDIA's bindings, which are imported here only. The GPU
+memory that processes of one host share is not torch's symmetric memory: its ranks rendezvous by a number that all
+allocations of a process share, and hold the interpreter's lock meanwhile, so two rings that grow at once in two threads
 would wait for each other's peers. Here they synchronize over the group of their ring.
 
-The order that peers rely on: `cuStreamWriteValue32` makes all that its stream did before visible to the whole system
-before it writes, and nothing behind a `cuStreamWaitValue32` in a stream begins before the word has come. Copies into
-a peer's memory are over NVLink: what was copied there before a word was written is there when the word is.
+The order that peers rely on: `cuStreamWriteValue32` makes all earlier work of its stream visible to the whole system
+before it writes, and nothing after a `cuStreamWaitValue32` in a stream begins before the word has its value. Copies
+into the memory of a peer go over NVLink: what was copied before a word was written has arrived when the word has.
 """
 
 import ctypes
@@ -25,8 +25,8 @@ from fscomm.transports.ring.slots import store
 from fscomm.transports.together import StepFailed, gpu_id, need_own_gpu, together
 from fsranks.control_group import ControlGroup
 
-BATCH_COPIES = 12080  # the driver that can be asked for copies which leave SMs alone
-_END_S = 2.0  # for queues to end, once nothing holds them
+BATCH_COPIES = 12080  # the first driver that can be asked for copies without SMs
+_END_S = 2.0  # for queues to end, after all words that they wait for are written
 SHARED = (
     "drivers copy within a GPU by kernels, which wait for multiprocessors (measured on driver 580). Give every rank a "
     "GPU of its own, or take host-staged"
@@ -42,7 +42,7 @@ class CudaError(RuntimeError):
 
 
 class DriverCalls:
-    """Calls of the driver in the primary context of a device, the one torch uses, from any thread.
+    """Calls of the driver from any thread, in the primary context of a device, which torch uses, too.
 
     Raises:
         CudaError: there is no such device, or the driver is older than what the bindings call.
@@ -66,7 +66,7 @@ class DriverCalls:
             self._overlapping.flags = int(self.driver.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE)
 
     def __call__(self, name: str, *args: Any) -> Any:
-        """What `name` gives besides its status: nothing, one value, or several."""
+        """The results of `name` without its status: None, one value, or several."""
         return self._of(self._run(name, *args), name)
 
     def current_stream(self) -> int:
@@ -78,7 +78,7 @@ class DriverCalls:
         return self("cuStreamCreate", self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
 
     def copy(self, stream: Any, out: torch.Tensor, inp: torch.Tensor) -> None:
-        """Bytes, by a copy engine where the driver can be asked for one; else as it likes."""
+        """Bytes (uint8), by a copy engine where the driver can be asked for one; otherwise the driver chooses."""
         if len(out) != len(inp):
             raise ValueError(f"{len(inp)} bytes cannot be copied to {len(out)}")
         if not len(inp):
@@ -105,7 +105,7 @@ class DriverCalls:
             raise CudaError(CAPTURED)
 
     def forget(self, event: Any) -> None:
-        """Whatever the driver says: at the end of the process it has forgotten events before Python does."""
+        """Ignores errors: at the end of the process the driver destroys events before Python does."""
         self._run("cuEventDestroy", event)
 
     def release(self) -> None:
@@ -149,7 +149,7 @@ class MappedMemory:
 
 
 def allocate(cuda: DriverCalls, nbytes: int) -> tuple[MappedMemory, int]:
-    """A region of at least `nbytes` here, and a descriptor by which others can map it."""
+    """A region of at least `nbytes` on this GPU, and a file descriptor with which other processes can map it."""
     driver = cuda.driver
     # By virtual memory management, as cuMemAlloc may wait for the device, and the device may wait for the peers that
     # wait for this region.
@@ -175,7 +175,7 @@ def allocate(cuda: DriverCalls, nbytes: int) -> tuple[MappedMemory, int]:
 
 
 def attach(cuda: DriverCalls, descriptor: int, nbytes: int) -> MappedMemory:
-    """A peer's region, as large as one's own."""
+    """Maps a peer's region of `nbytes`."""
     kind = cuda.driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     handle = cuda("cuMemImportFromShareableHandle", descriptor, kind)
     try:
@@ -185,16 +185,16 @@ def attach(cuda: DriverCalls, descriptor: int, nbytes: int) -> MappedMemory:
 
 
 def detach(cuda: DriverCalls, region: MappedMemory) -> None:
-    """Nothing of this process may use it any more."""
+    """Unmaps a region, which nothing in this process may use any more."""
     cuda("cuMemUnmap", region.pointer, region.nbytes)
     cuda("cuMemAddressFree", region.pointer, region.nbytes)
 
 
 def register(cuda: DriverCalls, words: torch.Tensor) -> None:
-    """Let the device wait for and write words of host memory, at the addresses which they have for the host.
+    """Let the device wait for and write words of host memory, at the same addresses as the host.
 
     Raises:
-        CudaError: this cannot be; the memory is not registered then.
+        CudaError: this is not possible; the memory is not registered.
     """
     address = words.data_ptr()
     flags = cuda.driver.CU_MEMHOSTREGISTER_PORTABLE | cuda.driver.CU_MEMHOSTREGISTER_DEVICEMAP
@@ -208,12 +208,12 @@ def register(cuda: DriverCalls, words: torch.Tensor) -> None:
 
 
 def unregister(cuda: DriverCalls, words: torch.Tensor) -> None:
-    """Nothing on the device may use them any more."""
+    """Ends `register`; nothing on the device may use the words any more."""
     cuda("cuMemHostUnregister", words.data_ptr())
 
 
 def as_tensor(region: MappedMemory, where: torch.device, nbytes: int) -> torch.Tensor:
-    """uint8[nbytes] on `where`, also where the memory is a peer's; valid until the region is detached."""
+    """uint8[nbytes] on `where`, also for the memory of a peer; valid until the region is detached."""
     storage = torch._C._construct_storage_from_data_pointer(region.pointer, where, nbytes)
     return torch.empty(0, dtype=torch.uint8, device=where).set_(storage)
 
@@ -288,20 +288,19 @@ class CudaQueue:
         return CudaMark(self._cuda, self.stream)
 
     def close(self) -> None:
-        """The stream ends when it has run empty."""
+        """The driver destroys the stream once its work is done."""
         self.awaited.clear()
         self._cuda("cuStreamDestroy", self.stream)
 
 
 class CudaDriver:
-    """A `slots.Driver` for ranks on one host whose GPUs reach each other's memory.
+    """A `slots.Driver` for ranks on one host whose GPUs access each other's memory.
 
-    Nothing here waits for the device but `close`, and that not for ever. Memory that was replaced stays until the end:
-    giving it back could wait for the device. cuda: None calls the driver for the GPU `where`.
+    Only `close` waits for the device, for a limited time. Memory that was replaced is freed by `close`: freeing it
+    earlier could wait for the device. cuda: by default, calls for the GPU `where`.
 
     Raises:
-        StepFailed: on all ranks, if the driver or the bindings of one cannot do what this needs; so do `memory` and
-            `words`.
+        StepFailed: on all ranks, if the driver or the bindings of one lack a function; also by `memory` and `words`.
     """
 
     def __init__(self, group: ControlGroup, where: torch.device, *, cuda: DriverCalls | None = None) -> None:
@@ -372,7 +371,7 @@ class CudaDriver:
         return poll(mark.done, timeout_s) and self.follow(mark)
 
     def close(self) -> None:
-        """What a queue still uses after its waits are over stays: taking it away would break the device."""
+        """Memory that a queue still uses after the end of its waits is leaked: freeing it would break the device."""
         if self._closed:
             return
         self._closed = True
@@ -385,16 +384,16 @@ class CudaDriver:
             for words in self._words:
                 unregister(self.cuda, words)
         else:
-            # One reference too many: a word's memory must not be unmapped with the last tensor that refers to it.
+            # One reference is leaked: the memory of words is unmapped with the last tensor that refers to it.
             for words in self._words:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(words))
         self._regions, self._words = [], []
         self.cuda.release()
 
     def _end(self, queue: CudaQueue) -> bool:
-        """Whether the queue runs empty, once all words that it may wait for are written here.
+        """Write all words that the queue may wait for; whether it then runs empty.
 
-        They are written again and again: a count that a peer's queue was about to write may replace them.
+        They are written repeatedly: a count that a peer's queue was about to write may replace them.
         """
 
         def end_waits() -> None:
@@ -405,7 +404,7 @@ class CudaDriver:
             end_waits()
             return mark.done()
 
-        end_waits()  # before the mark, which a queue that is full and waits would not accept
+        end_waits()  # before the mark, as issuing it would block while the queue is full
         mark = queue.mark()
         return poll(has_ended, _END_S)
 
@@ -431,7 +430,7 @@ def check_gpus(group: ControlGroup, where: torch.device) -> None:
 
 
 def _nvlinks(where: torch.device, gpus: list[str]) -> list[int]:
-    """By rank, whether NVLink joins this rank's GPU and that of the rank: 1 yes, -1 no, 0 this process cannot see."""
+    """By rank, whether NVLink joins its GPU and that of this rank: 1 yes, -1 no, 0 this process cannot see its GPU."""
     from torch._C import _autograd, _distributed_c10d
 
     detect = _distributed_c10d._detect_dma_connectivity  # type: ignore[attr-defined]
@@ -451,6 +450,7 @@ def _ordinal(where: torch.device) -> int:
 
 
 def engine_copy(where: torch.device) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """Copies bytes on `where` in the current stream, not the default one, without a kernel if the driver can."""
+    """A function that copies bytes on `where` in the current stream, without a kernel if the driver can. The current
+    stream must not be the default one."""
     cuda = DriverCalls(_ordinal(where))
     return lambda out, inp: cuda.copy(cuda.current_stream(), out, inp)

@@ -29,7 +29,7 @@ from fscomm.transports.watch import Watched
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, describe
 
-_GRACE_S = 3.0  # in which the thread ends once it is told to
+_GRACE_S = 3.0  # for the thread to end after `close`
 _BUFFERS = 3  # for each direction: the piece on the wire, the one before it and the one after it
 GROUP = "freescale.host_collectives"
 _BUILT_IN = (
@@ -41,10 +41,10 @@ _BUILT_IN = (
 class HostStaged(Watched):
     """A transport for tensors on `device`, over `host` for what is in host memory.
 
-    `host` belongs to the transport, which closes it. Sizes that disagree with another rank's end as they
-    do over `host`. At most six buffers of `chunk_bytes`, or of one row per rank where that is more, are held; they grow
-    to powers of two, on all ranks alike. A rank's own rows take the same way as all others: a copy within a device may
-    be done by a kernel.
+    `host` belongs to the transport, which closes it. Sizes that disagree with those of another rank fail as they do
+    over `host`. It has at most six buffers of `chunk_bytes`, or of one row per rank where that is more; they grow to
+    powers of two, the same on all ranks. Rows that a rank sends to itself also go through the host, since a copy within
+    a device may be done by a kernel.
     """
 
     name = "host-staged"
@@ -93,7 +93,7 @@ class HostStaged(Watched):
         self._host.close(reason)
 
     def _serve(self) -> None:
-        """Runs in the thread. When it ends, for whatever reason, no handle waits for it any more."""
+        """Runs in the thread. However it ends, no handle waits for it afterwards."""
         try:
             self._device.enter()
             self._run()
@@ -124,7 +124,7 @@ class HostStaged(Watched):
             before = piece
 
     def _pieces(self) -> Iterator["Piece | None"]:
-        """In the order of submission; None where there is no next one, but some are under way. Ends at `close`."""
+        """In the order of submission; None if there is no next one while others are under way. Ends at `close`."""
         number = 0
         while True:
             # Nothing pushes the last pieces on but the next step of `_run`: it must not block for a new transfer.
@@ -142,7 +142,7 @@ class HostStaged(Watched):
                 number += 1
 
     def _go_down(self, piece: "Piece") -> None:
-        """The buffer is free: the exchange of the piece that had it is over."""
+        """The buffer is free: the exchange of the piece that used it is complete."""
         inp = piece.transfer.chunk.inp
         staging = self._buffer(self._departing, piece)
         with self._down:
@@ -193,9 +193,9 @@ class HostStaged(Watched):
 
 
 class Transfer:
-    """One all-to-all as this rank takes part in it, and its handle.
+    """This rank's part of one all-to-all, and its handle.
 
-    chunk: bytes on the device; those of a pair of ranks go in pieces of `slot_bytes`.
+    chunk: bytes on the device, which travel in pieces of `slot_bytes` for each pair of ranks.
     """
 
     def __init__(self, chunk: Chunk, *, slot_bytes: int, device: Device, limit_s: float) -> None:
@@ -210,7 +210,7 @@ class Transfer:
         self._error: PeerError | None = None
 
     def end(self, mark: Mark, error: PeerError | None = None) -> None:
-        """All copies into `out` were issued, or no more will be issued."""
+        """All copies into `out` were issued, or, with an error, no more will be issued."""
         self._mark, self._error = mark, error
         self._over.set()
 
@@ -246,7 +246,7 @@ class Piece:
 
 
 def _pairs(staging: torch.Tensor, rows: torch.Tensor, spans: Sequence[Span]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Of what lies in `spans`, its places in the buffer, one after the other, and in the tensor."""
+    """The bytes of `spans` in the buffer, one after the other, and in the tensor."""
     found, at = [], 0
     for start, stop in joined(spans):
         found.append((staging[at : at + stop - start], rows[start:stop]))
@@ -291,5 +291,5 @@ def _points() -> list[EntryPoint]:
 
 
 def _origin(point: EntryPoint) -> str:
-    """Whose entry point it is, in words."""
+    """In words, the distribution of the entry point."""
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "fscomm"
