@@ -32,7 +32,7 @@ from fscomm.transports.ring.cuda_driver import (
     BATCH_COPIES,
     CudaMark,
     CudaQueue,
-    CudaStreams,
+    DriverCalls,
     MappedMemory,
     allocate,
     attach,
@@ -57,8 +57,8 @@ Action = Callable[[], object]
 class Blocked:
     """`stream` waits for a word in the memory of the host, so nothing that the GPU does can keep it from ending."""
 
-    def __init__(self, streams: CudaStreams, stream: Any, word: torch.Tensor) -> None:
-        self._queue = CudaQueue(streams, stream)
+    def __init__(self, cuda: DriverCalls, stream: Any, word: torch.Tensor) -> None:
+        self._queue = CudaQueue(cuda, stream)
         self._word = word  # int32[1], page-locked or registered
 
     @contextlib.contextmanager
@@ -71,25 +71,19 @@ class Blocked:
             store(self._word, wanted)
 
 
-def marked(streams: CudaStreams, stream: Any) -> CudaMark:
-    mark = CudaMark(streams.cuda)
-    streams.cuda("cuEventRecord", mark.event, stream)
-    return mark
-
-
-def standing(streams: CudaStreams, queues: Mapping[str, Any], issue: Callable[[str], None]) -> list[str]:
+def standing(cuda: DriverCalls, queues: Mapping[str, Any], issue: Callable[[str], None]) -> list[str]:
     """The queues whose new work is not done within `WAIT_S`."""
     marks = {}
     for name, stream in queues.items():
         issue(name)
-        marks[name] = marked(streams, stream)
+        marks[name] = CudaMark(cuda, stream)
     poll(lambda: all(mark.done() for mark in marks.values()), WAIT_S)
     return [name for name, mark in marks.items() if not mark.done()]
 
 
 def stalls(
     checks: Checks,
-    streams: CudaStreams,
+    cuda: DriverCalls,
     queues: Mapping[str, Any],
     works: Mapping[str, Callable[[str], None]],
     word: torch.Tensor,
@@ -99,14 +93,14 @@ def stalls(
     rings = [name for name in queues if name.startswith("ring")]
     for what, issue in works.items():
         with checks.of(f"{what}, {len(queues)} streams, CUDA_DEVICE_MAX_CONNECTIONS={connections}") as told:
-            if slow := standing(streams, queues, issue):
+            if slow := standing(cuda, queues, issue):
                 raise RuntimeError(f"nothing waits, and yet these stand still: {', '.join(slow)}")
             found = {}
             for name in rings:
                 others = {other: stream for other, stream in queues.items() if other != name}
-                with Blocked(streams, queues[name], word).until_left():
-                    found[name] = standing(streams, others, issue)
-                if not poll(marked(streams, queues[name]).done, END_S):
+                with Blocked(cuda, queues[name], word).until_left():
+                    found[name] = standing(cuda, others, issue)
+                if not poll(CudaMark(cuda, queues[name]).done, END_S):
                     raise RuntimeError(f"{name} did not go on when its word had come")
             bad = {name: held for name, held in found.items() if held}
             told.append(f"{len(bad)} of {len(rings)} streams held up others while they waited")
@@ -115,8 +109,8 @@ def stalls(
 
 def probe_stalls(checks: Checks) -> None:
     where = torch.device("cuda", 0)
-    streams = CudaStreams(where)
-    rings = {f"ring {number}": streams.stream() for number in range(RING_STREAMS)}
+    cuda = DriverCalls(0)
+    rings = {f"ring {number}": cuda.stream() for number in range(RING_STREAMS)}
     of_torch = {
         f"torch {number}": torch.cuda.Stream(where, priority=priority)
         for number, priority in enumerate([0] * 12 + [-1] * 4)
@@ -129,7 +123,7 @@ def probe_stalls(checks: Checks) -> None:
     torch.cuda.synchronize()
 
     def copy(name: str) -> None:
-        streams.cuda("cuMemcpyAsync", device[name].data_ptr(), host.data_ptr(), len(host), queues[name])
+        cuda("cuMemcpyAsync", device[name].data_ptr(), host.data_ptr(), len(host), queues[name])
 
     def kernel(name: str) -> None:
         with torch.cuda.stream(entered[name]):
@@ -140,49 +134,49 @@ def probe_stalls(checks: Checks) -> None:
         kernel(name)
     torch.cuda.synchronize()
     word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-    stalls(checks, streams, queues, {"copies from the host": copy, "kernels": kernel}, word)
+    stalls(checks, cuda, queues, {"copies from the host": copy, "kernels": kernel}, word)
 
 
 def probe_copies(checks: Checks) -> None:
     where = torch.device("cuda", 0)
-    streams, busy = CudaStreams(where), Multiprocessors(where, limit_s=60)
-    copies = {f"{size} from the host": _from_host(streams, nbytes, where) for size, nbytes in SIZES.items()}
+    cuda, busy = DriverCalls(0), Multiprocessors(where, limit_s=60)
+    copies = {f"{size} from the host": _from_host(cuda, nbytes, where) for size, nbytes in SIZES.items()}
     for size, nbytes in SIZES.items():
-        copies[f"{size} within the GPU, overlap asked for"] = _within(streams, nbytes, where, asked=True)
-        copies[f"{size} within the GPU, not asked"] = _within(streams, nbytes, where, asked=False)
-    copies["4 KiB from the host, again"] = _from_host(streams, 4 << 10, where)
+        copies[f"{size} within the GPU, overlap asked for"] = _within(cuda, nbytes, where, asked=True)
+        copies[f"{size} within the GPU, not asked"] = _within(cuda, nbytes, where, asked=False)
+    copies["4 KiB from the host, again"] = _from_host(cuda, 4 << 10, where)
     for copy in copies.values():
         copy()
     torch.cuda.synchronize()
     with checks.of("copies while every SM is held") as told, busy.hold_all_sms():
-        able = "can" if streams.cuda.version >= BATCH_COPIES else "CANNOT"
-        told.append(f"a driver of CUDA {streams.cuda.version / 1000:g} {able} be asked")
+        able = "can" if cuda.version >= BATCH_COPIES else "CANNOT"
+        told.append(f"a driver of CUDA {cuda.version / 1000:g} {able} be asked")
         for name, copy in copies.items():
             told.append(f"{name}: {_took(copy())}")
         if poll(busy.sm_copy(), WAIT_S):
             raise RuntimeError("a kernel was done, too: the SMs were not held, and the answers mean nothing")
 
 
-def _from_host(streams: CudaStreams, nbytes: int, where: torch.device) -> Callable[[], CudaMark]:
+def _from_host(cuda: DriverCalls, nbytes: int, where: torch.device) -> Callable[[], CudaMark]:
     inp = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
-    return _copy(streams, torch.empty(nbytes, dtype=torch.uint8, device=where), inp, asked=False)
+    return _copy(cuda, torch.empty(nbytes, dtype=torch.uint8, device=where), inp, asked=False)
 
 
-def _within(streams: CudaStreams, nbytes: int, where: torch.device, *, asked: bool) -> Callable[[], CudaMark]:
+def _within(cuda: DriverCalls, nbytes: int, where: torch.device, *, asked: bool) -> Callable[[], CudaMark]:
     out, inp = (torch.zeros(nbytes, dtype=torch.uint8, device=where) for _ in range(2))
-    return _copy(streams, out, inp, asked=asked)
+    return _copy(cuda, out, inp, asked=asked)
 
 
-def _copy(streams: CudaStreams, out: torch.Tensor, inp: torch.Tensor, *, asked: bool) -> Callable[[], CudaMark]:
+def _copy(cuda: DriverCalls, out: torch.Tensor, inp: torch.Tensor, *, asked: bool) -> Callable[[], CudaMark]:
     """In a stream of its own: one that stands still holds up no other."""
-    stream = streams.stream()
+    stream = cuda.stream()
 
     def issue() -> CudaMark:
         if asked:
-            streams.copy(stream, out, inp)
+            cuda.copy(stream, out, inp)
         else:
-            streams.cuda("cuMemcpyAsync", out.data_ptr(), inp.data_ptr(), len(inp), stream)
-        return marked(streams, stream)
+            cuda("cuMemcpyAsync", out.data_ptr(), inp.data_ptr(), len(inp), stream)
+        return CudaMark(cuda, stream)
 
     return issue
 
@@ -227,8 +221,8 @@ class SecondRing:
     It maps its own memory twice.
     """
 
-    def __init__(self, streams: CudaStreams) -> None:
-        self._cuda = streams.cuda
+    def __init__(self, cuda: DriverCalls) -> None:
+        self._cuda = cuda
         self._regions: list[MappedMemory] = []
         self._words: list[torch.Tensor] = []
 
@@ -254,8 +248,8 @@ class SecondRing:
 
 def probe_growth(checks: Checks) -> None:
     where = torch.device("cuda", 0)
-    streams = CudaStreams(where)
-    ring = SecondRing(streams)
+    cuda = DriverCalls(0)
+    ring = SecondRing(cuda)
     ring.words()
     ring.grow()  # what the driver loads at first use is loaded
     torch.zeros(64 << 20, dtype=torch.uint8, device=where)  # freed at once, so that there is something to give back
@@ -265,7 +259,7 @@ def probe_growth(checks: Checks) -> None:
         "a second ring gets words": ring.words,
         "a second ring grows": ring.grow,
         "a second ring gives all of it back": ring.close,
-        "a stream is made": streams.stream,
+        "a stream is made": cuda.stream,
         "torch.cuda.empty_cache()": torch.cuda.empty_cache,
         "torch allocates": lambda: kept.append(torch.empty(256 << 20, dtype=torch.uint8, device=where)),
         "torch allocates page-locked memory": lambda: kept.append(
@@ -275,7 +269,7 @@ def probe_growth(checks: Checks) -> None:
         "torch.cuda.synchronize(), which must wait": torch.cuda.synchronize,
     }
     word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-    growth(checks, Blocked(streams, streams.stream(), word), actions)
+    growth(checks, Blocked(cuda, cuda.stream(), word), actions)
 
 
 PROBES = {"stalls": probe_stalls, "copies": probe_copies, "growth": probe_growth}

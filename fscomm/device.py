@@ -4,9 +4,9 @@ On the CPU work is done when the call that does it returns. On CUDA a call only 
 Each worker has a stream of its own. A *mark* stands for everything that a thread has issued so far. A thread that uses
 a result of another thread lets its own stream wait for that thread's mark; the host does not wait.
 
-No graph can hold what fscomm does: a look-up waits for other ranks and for workers, and which rows are fetched ahead is
-known when it runs. So what a CUDA graph captures is refused, and `torch.compile` breaks its graphs at the calls where a
-user's program comes into fscomm. Code behind such a call runs as it is written, whatever is compiled around it.
+The work of fscomm cannot be part of a graph: a look-up waits for other ranks and for workers, and the rows that are
+prefetched are known only when it runs. So fscomm refuses to be captured by a CUDA graph, and `torch.compile` breaks its
+graphs where a user's program calls fscomm. Code inside such a call is never compiled.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ LATE = (
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _PUT = range(12, 25)  # powers of two: bytes of a plan; together 64 MiB
 _ALIGNED = 16  # bytes; where each of several tensors begins that are copied together
-_PAUSES_S = 2e-5, 1e-3  # between two questions whether something is done: the first, and the longest
+_PAUSES_S = 2e-5, 1e-3  # between two polls: the first, and the longest
 
-# By GPU and priority, streams that were released, for the next block. torch hands out 32 in turn, to NCCL's process
-# groups, too: a few blocks later a new one would be a stream of DDP, which waits for other ranks.
+# By GPU and priority, streams that were released, for the next block. torch assigns 32 streams in turn, also to NCCL's
+# process groups: after a few blocks a new one would be a stream of DDP, which waits for other ranks.
 _FREE: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
 
 not_compiled = torch.compiler.disable(
@@ -48,14 +48,14 @@ not_compiled = torch.compiler.disable(
 
 
 def is_traced() -> bool:
-    """Whether `torch.compile` traces in this thread. It asks for the memory of tensors then, but for nothing in it."""
+    """Whether `torch.compile` traces in this thread: it then takes addresses of tensors, but accesses none of them."""
     return torch._guards.TracingContext.try_get() is not None
 
 
 class Device:
     """Where the tables are. Methods act on the calling thread.
 
-    As they are here, they fit the CPU: what a call issues is done when it returns, so a mark is never waited for.
+    The methods of this class fit the CPU: work is done when the call that issues it returns, so marks never wait.
     """
 
     where: torch.device
@@ -63,16 +63,16 @@ class Device:
     """Whether the host issues work that the device does later."""
 
     def enter(self, *, priority: int = 0) -> None:
-        """Issue from now on to a stream of this thread's own, whatever another thread captures; once, by a worker.
+        """Issue from now on to a stream of this thread's own, also while another thread captures; once, by a worker.
         priority: as in `stream`."""
 
     def stream(self, *, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
-        """One more stream: what a thread issues inside `with` goes there, as often as it is entered. One with a lower
-        number of `priority` goes first."""
+        """A new stream, to which a thread issues inside `with`, which may be entered often. Streams with a lower number
+        of `priority` go first."""
         return contextlib.nullcontext()
 
     def release(self) -> None:
-        """No thread issues to these streams any more, and what was issued ends: others may use them."""
+        """Return the streams of this device for reuse: no thread issues to them any more, and all work in them ends."""
 
     def mark(self) -> Mark:
         """All that this thread has issued so far."""
@@ -102,11 +102,11 @@ class Device:
         """This thread uses tensors that another thread made: their memory must not be reused before that is done."""
 
     def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors of the host on the device, by one copy that is not waited for."""
+        """Copies host tensors to the device, all by one copy; does not wait for it."""
         return list(tensors)
 
     def reserve(self) -> None:
-        """Have page-locked memory for `put` ready: to lock it in a step would hold up the device. Blocks."""
+        """Allocate page-locked memory for `put` in advance: locking it in a step would stall the device. Blocks."""
 
     def staging(self, like: torch.Tensor) -> torch.Tensor:
         """Uninitialised host memory, of the kind from which and to which the device transfers fast."""
@@ -190,20 +190,20 @@ class CudaDevice(Device):
             tensor.record_stream(stream)
 
     def put(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        flat = [_bytes(tensor) for tensor in tensors]
-        ends = list(itertools.accumulate(-(-len(each) // _ALIGNED) * _ALIGNED for each in flat))
-        packed = torch.empty(ends[-1] if ends else 0, dtype=torch.uint8, pin_memory=True)
-        starts = [0, *ends[:-1]]
-        for start, each in zip(starts, flat, strict=False):
+        flat = [as_bytes(tensor) for tensor in tensors]
+        lengths = (-(-len(each) // _ALIGNED) * _ALIGNED for each in flat)
+        *starts, total = itertools.accumulate(lengths, initial=0)
+        packed = torch.empty(total, dtype=torch.uint8, pin_memory=True)
+        for start, each in zip(starts, flat, strict=True):
             packed[start : start + len(each)] = each
         there = packed.to(self.where, non_blocking=True)
         return [
             there[start : start + len(each)].view(tensor.dtype).view(tensor.shape)
-            for start, each, tensor in zip(starts, flat, tensors, strict=False)
+            for start, each, tensor in zip(starts, flat, tensors, strict=True)
         ]
 
     def reserve(self) -> None:
-        # torch keeps what is let go, in blocks of these sizes: for a plan that is copied, and for the one after it.
+        # torch caches freed blocks of these sizes: one for the plan that is copied, one for the next plan.
         blocks = [torch.empty(1 << power, dtype=torch.uint8, pin_memory=True) for power in _PUT for _ in range(2)]
         del blocks
 
@@ -212,8 +212,8 @@ class CudaDevice(Device):
 
 
 def poll(is_done: Callable[[], bool], limit_s: float, clock: Clock = MACHINE_CLOCK) -> bool:
-    """Block the calling thread until `is_done()`, at most so long; whether it is. It asks again and again, since a
-    wait inside a library or a driver has no time limit."""
+    """Block the calling thread until `is_done()`, at most `limit_s`; whether it is. It polls, since a wait inside a
+    library or a driver has no time limit."""
     end, (pause, longest) = clock.now() + limit_s, _PAUSES_S
     while not is_done():
         if clock.now() >= end:
@@ -223,16 +223,18 @@ def poll(is_done: Callable[[], bool], limit_s: float, clock: Clock = MACHINE_CLO
     return True
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """uint8, one-dimensional. An empty array of numpy 2 has stride 0, and torch views that only as what it is."""
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8, one-dimensional, the same memory; of a contiguous tensor."""
+    # An empty array of numpy 2 has stride 0, and torch views that as no other dtype.
+    flat = tensor.detach().reshape(-1)
+    return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
 
 
 def _let_others_capture() -> None:
-    """What this thread does, and what another one captures meanwhile, do not concern each other.
+    """Work on this thread is not affected by a capture on another thread.
 
-    Otherwise, while any thread captures in mode global (that of torch.cuda.graph), a question about an event, or memory
-    asked of the driver, is an error in all threads, and breaks the capture, too. The mode is the calling thread's own.
+    Otherwise, while any thread captures in mode global (that of torch.cuda.graph), a query of an event or an allocation
+    by the driver is an error in all threads, and also breaks the capture. The mode belongs to the calling thread.
     """
     mode = ctypes.c_int(_THREAD_LOCAL)
     with contextlib.suppress(OSError):  # not NVIDIA's driver: there captures must be of mode thread_local

@@ -21,13 +21,14 @@ _LOOK_S = 0.25
 
 
 class LostPeers:
-    """Watches those of `groups` in which gloo moves tensors of `device`. `control`: of the same ranks.
+    """Watches those of `groups` in which gloo moves tensors of `device`. control: a group of the same ranks.
 
     The training thread begins and ends what is watched: `within` a block, or by `begin` and `end`.
     """
 
     def __init__(self, groups: Iterable[dist.ProcessGroup], device: torch.device, control: AnyGroup) -> None:
         self._control = None if isinstance(control, Alone) else control
+        # A backend is shared by modules of one group; NCCL has a watchdog of its own for its exchanges.
         found = [group._get_backend(device) for group in dict.fromkeys(groups)] if self._control is not None else []
         self._gloo = [backend for backend in found if isinstance(backend, dist.ProcessGroupGloo)]
         self._since: float | None = None
@@ -43,7 +44,7 @@ class LostPeers:
         return self._since is not None and self._until is None
 
     def begin(self) -> None:
-        """From now on this rank needs the others, which have the time limit of fscomm's own exchanges."""
+        """This rank waits for the others from now on, for at most the time limit of fscomm's own exchanges."""
         self._since, self._until = self._now(), None
 
     def end(self) -> None:
@@ -92,6 +93,7 @@ class LostPeers:
     def _look(self) -> None:
         assert self._control is not None
         limit_s = self._control.timeout_s
+        # A tenth of short limits, as tests have them: the look may add as much to the time until a lost rank is named.
         while not self._control.clock.wait(min(_LOOK_S, limit_s / 10), self._closed):
             since = self._since
             if since is not None and self.waits and self._now() - since > limit_s:

@@ -1,8 +1,8 @@
-"""How an operation is cut into what fits, and in which order that travels. Integers only.
+"""How an operation is cut into chunks that fit, and the order in which a ring sends them. Integers only.
 
-What a rank sends to a rank goes in chunks of one size, which all pairs of ranks share: through the slots of a ring one
-by one (`copy-engine`); chunk k of all pairs at once as piece k (`host-staged`); all of it as chunk 0 of a slot that is
-as large as the largest (`nccl-ce`).
+What one rank sends to another is cut into chunks of one size, the same for all pairs of ranks. `copy-engine` sends
+them one by one through the slots of a ring; `host-staged` sends chunk k of all pairs at once, as piece k; `nccl-ce` has
+slots of the size of the largest, so all of it is chunk 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ Span = tuple[int, int]
 
 
 def chunks(nbytes: int, slot_bytes: int) -> list[Span]:
-    """As few as there can be, and none of no bytes."""
+    """Spans of at most `slot_bytes`, as few as possible, none of them empty."""
     return [(start, min(start + slot_bytes, nbytes)) for start in range(0, nbytes, slot_bytes)]
 
 
 def piece_of(sizes: Sequence[int], slot_bytes: int, k: int) -> list[Span]:
-    """Chunk `k` of what goes to, or comes from, each rank, in a tensor of `sizes` bytes by rank; maybe empty."""
+    """By rank, chunk `k` of its bytes in a tensor that has `sizes` bytes of each rank; empty where it has no more."""
     spans, start = [], 0
     for nbytes in sizes:
         spans.append((start + min(k * slot_bytes, nbytes), start + min((k + 1) * slot_bytes, nbytes)))
@@ -28,7 +28,7 @@ def piece_of(sizes: Sequence[int], slot_bytes: int, k: int) -> list[Span]:
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
-    """The same bytes: spans that follow each other as one, and none empty."""
+    """The same bytes, with adjacent spans merged and empty ones dropped."""
     found: list[Span] = []
     for start, stop in spans:
         if found and found[-1][1] == start:
@@ -39,22 +39,22 @@ def joined(spans: Sequence[Span]) -> list[Span]:
 
 
 def even_slot(largest_bytes: int, row_bytes: int, *, most_bytes: int) -> int:
-    """The size of chunks, in whole rows: as few of them as `most_bytes` allows, and of the largest pair of ranks all
-    as long. A row that is longer is a chunk."""
+    """The size of chunks, in whole rows: as few chunks as `most_bytes` allows, of equal length for the pair of ranks
+    that sends `largest_bytes`. A row longer than `most_bytes` is one chunk."""
     rows = -(-largest_bytes // row_bytes)
     pieces = -(-rows // max(most_bytes // row_bytes, 1))
     return row_bytes * -(-rows // pieces)
 
 
 def grown(slot_bytes: int, largest: int, *, most: int | None = None) -> int:
-    """Slots for `largest` bytes: the next power of two, at most `most`, and never smaller than now."""
+    """The size of slots for `largest` bytes: the next power of two, at most `most`, never smaller than `slot_bytes`."""
     wanted = 1 << max(largest - 1, 0).bit_length()
     return max(slot_bytes, wanted if most is None else min(wanted, most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingChunk:
-    """Bytes start to stop of what goes to `peer` (`is_put`) through a ring, or comes from it."""
+    """Bytes start to stop of what is sent to `peer` through a ring (`is_put`), or received from it."""
 
     peer: int
     is_put: bool
@@ -84,5 +84,5 @@ def in_order(rank: int, sent: Sequence[int], received: Sequence[int], slot_bytes
 
 
 def room_for(number: int, slots: int) -> int:
-    """How many slots the peer must have emptied before chunk `number` (the first is 0) is put into its slot."""
+    """The number of slots that the peer must have emptied before chunk `number` (from 0) is put into its slot."""
     return max(number + 1 - slots, 0)

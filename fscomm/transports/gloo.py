@@ -1,20 +1,20 @@
-"""Over TCP by gloo, for CPU tensors. Every class and thread has a connection of its own."""
+"""Over TCP by gloo, for CPU tensors. Every instance has connections of its own."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from fscomm.transports.transport import Done, Handle, check_splits
+from fscomm.transports.transport import Chunk, Done, Handle
 from fsranks.control_group import ControlGroup, control_group
 from fsranks.errors import MismatchError
 from fsranks.rank_context import RankContext
 
 
 class GlooTransport:
-    """Collective to make. Sizes that disagree with another rank's end the process.
+    """Collective to make. Sizes that disagree with those of another rank end the process.
 
-    The only rank sends to itself, also on a GPU.
+    In a world of one rank it copies `inp` to `out`, also on a GPU.
     """
 
     name = "gloo"
@@ -33,9 +33,10 @@ class GlooTransport:
         *,
         largest_bytes: int,
     ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
+        chunk = Chunk(out, inp, list(out_splits), list(in_splits), largest_bytes)
+        chunk.check(self.world_size)
         if isinstance(self._group, ControlGroup):
-            return self._group.begin((out, inp, list(out_splits), list(in_splits)))
+            return self._group.begin(chunk[:4])
         if len(out) != len(inp):
             raise MismatchError(f"the only rank sends {len(inp)} rows to itself, but expects {len(out)}")
         out.copy_(inp)

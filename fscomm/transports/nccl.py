@@ -1,8 +1,8 @@
 """Over a process group of NCCL: `nccl`, the baseline, which moves rows with kernels, and `nccl-ce`, which does not.
 
 NCCL leaves the SMs alone only for even operations on registered buffers, since 2.28 inside one NVLink domain and since
-2.30.7 across hosts. So `nccl-ce` copies rows into slots of one size, the largest piece that any rank sends to any, and
-out of them again: a rank that sends much to one peer pads all others.
+2.30.7 across hosts. So `nccl-ce` copies rows into slots of one size, the largest piece that any rank sends to another,
+and out of them again: a rank that sends much to one peer pads all other pieces.
 """
 
 import datetime
@@ -34,13 +34,13 @@ Copy = Callable[[torch.Tensor, torch.Tensor], object]
 
 
 class _OverBackend(Watched):
-    """What both transports have in common: `backend` belongs to the transport, which ends it.
+    """The common part of both transports. `backend` belongs to the transport, which aborts it.
 
-    Sizes that disagree with another rank's hang NCCL, until the time limit.
+    Sizes that disagree with those of another rank hang NCCL, until the time limit.
     """
 
-    def __init__(self, name: str, backend: Any, group: ControlGroup, where: torch.device) -> None:
-        super().__init__(name, group)
+    def __init__(self, backend: Any, group: ControlGroup, where: torch.device) -> None:
+        super().__init__(group)
         self._backend = backend
         self._where = where
 
@@ -51,10 +51,12 @@ class _OverBackend(Watched):
             return self._issue(chunk) if chunk.largest_bytes else Done()
 
     def _end(self, reason: str) -> None:
+        # Read once: another thread may close the transport meanwhile.
         if (backend := self._backend) is not None:
             backend.abort()
 
     def close(self, reason: str) -> None:
+        # Also what is under way: a communicator that is destroyed without an abort may wait for its peers.
         self._give_up(reason)
         super().close(reason)
         self._backend = None
@@ -75,8 +77,7 @@ class _OverBackend(Watched):
 class NcclTransport(_OverBackend):
     """Rows as bytes through `backend`, a c10d backend of these ranks."""
 
-    def __init__(self, backend: Any, group: ControlGroup, where: torch.device) -> None:
-        super().__init__("nccl", backend, group, where)
+    name = "nccl"
 
     def _issue(self, chunk: Chunk) -> Handle:
         out, inp, received, sent, _ = chunk
@@ -84,6 +85,7 @@ class NcclTransport(_OverBackend):
 
         def wait() -> None:
             start = time.monotonic()
+            # `work.wait` alone would only order the stream, which a lost rank then blocks.
             self._until_done(work.is_completed)
             self._finish(work, start)
 
@@ -99,37 +101,57 @@ class PaddedTransport(_OverBackend):
     `copy(out, inp)` moves bytes on the device, in the current stream.
 
     Buffers grow, on all ranks alike, to the next power of two of the largest piece. An operation runs in the stream of
-    its pair of buffers: fill, exchange, empty. So the next one on that pair cannot overwrite it, whenever the host
-    comes to wait, and issuing never blocks for a device. On the host, where there are no streams, it is over when
-    issued.
+    its pair of buffers: fill, exchange, empty. So the next operation on that pair cannot overwrite it, however late the
+    host waits for it, and issuing never blocks for a device. On the host, which has no streams, an operation is
+    complete when it is issued.
     """
 
-    def __init__(
-        self,
-        backend: Any,
-        group: ControlGroup,
-        device: Device,
-        *,
-        copy: Copy = torch.Tensor.copy_,
-    ) -> None:
-        super().__init__("nccl-ce", backend, group, device.where)
+    name = "nccl-ce"
+
+    def __init__(self, backend: Any, group: ControlGroup, device: Device, *, copy: Copy = torch.Tensor.copy_) -> None:
+        super().__init__(backend, group, device.where)
         self._device = device
         self._copy = copy
-        self._registered = Registered(backend, device.where, self.world_size)
+        self._slot_bytes = 0
+        self._buffers: deque[list[torch.Tensor]] = deque()  # sent and received: uint8 [W, slot_bytes] each
         self._streams = deque(device.stream() for _ in range(_PAIRS))
+        # Buffers that were outgrown stay: freeing them would have to wait for what is in flight. Sizes are powers of
+        # two, so all of them together are no larger than those in use.
+        self._registered: list[Any] = []
 
     def close(self, reason: str) -> None:
         super().close(reason)
-        self._registered.drop()
+        # Only now: the backend has aborted its communicator, and thereby forgotten the buffers.
+        self._buffers.clear()
+        self._registered.clear()
+
+    def _grow(self, largest: int) -> None:
+        """Collective."""
+        self._synchronize()  # registering waits for all ranks in the backend, which has no time limit
+        self._slot_bytes = grown(max(self._slot_bytes, _SMALLEST), largest)
+        shape = self.world_size, self._slot_bytes
+
+        def make() -> deque[list[torch.Tensor]]:
+            pairs = range(_PAIRS)
+            return deque([torch.empty(shape, dtype=torch.uint8, device=self._where) for _ in range(2)] for _ in pairs)
+
+        if self._where.type == "cpu":
+            self._buffers = make()
+            return
+        pool = torch.cuda.MemPool(self._backend.mem_allocator)
+        with torch.cuda.use_mem_pool(pool, self._where):
+            self._buffers = make()
+        self._backend.register_mem_pool(pool, True)  # symmetric: as windows, which copy engines need
+        self._registered.append((pool, *self._buffers))
 
     def _issue(self, chunk: Chunk) -> Handle:
         out, inp, received, sent, largest = chunk
-        if self._registered.slot_bytes < largest:
-            self._synchronize()  # registering waits for all ranks in the backend, which has no time limit
-            self._registered.grow(largest)
+        if self._slot_bytes < largest:
+            self._grow(largest)
         start, before = time.monotonic(), self._device.mark()
-        sending, receiving = self._registered.next()
+        self._buffers.rotate(-1)
         self._streams.rotate(-1)
+        sending, receiving = self._buffers[-1]
         with self._streams[-1]:
             self._device.after(before)
             for slot, (first, stop) in zip(sending, piece_of(sent, sending.shape[1], 0), strict=True):
@@ -148,51 +170,6 @@ class PaddedTransport(_OverBackend):
             follow()
 
         return self._begun(out, inp, sending, receiving, done=is_done, wait=wait, follow=follow)
-
-
-class Registered:
-    """Pairs of buffers, used in turn, which `backend` has registered if they lie on a GPU.
-
-    Those that were outgrown stay until the end, since freeing them would have to wait for what is in flight; sizes are
-    powers of two, so all of them together are no larger than those in use.
-    """
-
-    def __init__(self, backend: Any, where: torch.device, world_size: int) -> None:
-        self.slot_bytes = 0
-        self._backend = backend
-        self._where = where
-        self._world_size = world_size
-        self._pairs: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
-        self._pools: list[Any] = []
-
-    def grow(self, largest: int) -> None:
-        """Collective."""
-        self.slot_bytes = grown(max(self.slot_bytes, _SMALLEST), largest)
-        if self._where.type == "cpu":
-            self._pairs = self._made()
-            return
-        pool = torch.cuda.MemPool(self._backend.mem_allocator)
-        with torch.cuda.use_mem_pool(pool, self._where):
-            self._pairs = self._made()
-        self._backend.register_mem_pool(pool, True)  # symmetric: as windows, which copy engines need
-        self._pools.append((pool, tuple(self._pairs)))
-
-    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is sent and what is received: uint8 [W, slot_bytes] each."""
-        self._pairs.rotate(-1)
-        return self._pairs[-1]
-
-    def drop(self) -> None:
-        """With the backend, which has aborted its communicator and thereby forgotten them."""
-        self._backend = None
-        self._pairs.clear()
-        self._pools.clear()
-
-    def _made(self) -> deque[tuple[torch.Tensor, torch.Tensor]]:
-        def buffer() -> torch.Tensor:
-            return torch.empty(self._world_size, self.slot_bytes, dtype=torch.uint8, device=self._where)
-
-        return deque((buffer(), buffer()) for _ in range(_PAIRS))
 
 
 def nccl_backend(
@@ -219,13 +196,14 @@ def nccl_backend(
     assert context.group is not None
     store = job_store(context.group, "nccl", group.timeout_s).store
     backend = dist.ProcessGroupNCCL(store, context.rank, context.world_size, options)
-    backend._set_sequence_number_for_group()
+    backend._set_sequence_number_for_group()  # as torch does for its own groups
+    # Now, together, and on this device: otherwise the first exchange would connect, in the middle of a step.
     backend.eager_connect_single_device(where)
     return backend
 
 
 def _options(context: RankContext, *, zero_cta: bool, urgent: bool) -> tuple[Any, str]:
-    """Of NCCL's process group, and the version of NCCL. Raises RuntimeError, ValueError: it cannot be had here."""
+    """Options of NCCL's process group, and the version of NCCL. Raises RuntimeError, ValueError: not available here."""
     if context.group is None:
         raise ValueError("NCCL needs a process group, whose ranks it connects")
     if not dist.is_nccl_available():

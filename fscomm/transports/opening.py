@@ -1,6 +1,6 @@
-"""Opens a transport by its name, alike on all ranks, and tries it once; or says in one line why there is none.
+"""Opens a transport by its name, the same on all ranks, and tries it once; or gives the reason why there is none.
 
-The trial: before the transport serves, rows that all ranks know are exchanged once, and compared with what was sent.
+The trial: before the transport is used, rows that all ranks know are exchanged once, and compared with what was sent.
 
 Every name is composed here. `gloo` and `nccl` are the core. The others are extensions, each in a folder that is
 imported when its name is asked for: `staged/` (`host-staged`) and `ring/` (`copy-engine`, and the copies of `nccl-ce`).
@@ -29,13 +29,13 @@ log = logging.getLogger("fscomm")
 
 NAMES = ("gloo", "nccl", "nccl-ce", "copy-engine", "host-staged")
 ORDERED_BY_THE_DEVICE = ("nccl", "nccl-ce", "copy-engine")
-"""Issuing an exchange over them to a GPU never blocks; the others pass through the host, which waits for the link."""
+"""Issuing an exchange over these to a GPU never blocks; the others go through the host, which waits for the link."""
 _FOLDERS = {"host-staged": "staged", "copy-engine": "ring", "nccl-ce": "ring"}
-"""Of the transports that are extensions."""
-LARGE_BYTES = (9 << 20) + 40  # of one piece of the trial: several slots of every transport, and a rest
+"""The folders of transports that are extensions."""
+LARGE_BYTES = (9 << 20) + 40  # of one piece of the trial: several slots of every transport, the last one not full
 _WIDTH = 3  # bytes of a row of the trial: no power of two
 _BELOW, _POISON = 251, 255
-_STARTS = 7919  # so many bytes are between the beginnings of two pieces
+_STARTS = 7919  # bytes between the beginnings of two pieces, in the sequence of which all are parts
 
 # Streams that share a hardware queue run in the order of issue. Work that waits for another rank (NCCL's kernels, also
 # of DDP and TorchRec; the words of copy-engine) is issued by several threads, so one rank may have A before B in a
@@ -63,7 +63,7 @@ NOT_YET = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What the ranks agree on; alike on all of them.
+    """What the ranks agree on, the same on all of them.
 
     Attributes:
         asked: the name that was asked for, or auto.
@@ -84,11 +84,11 @@ class Choice:
 def agree_on(asked: str, context: RankContext, where: torch.device, *, timeout_s: float) -> Choice:
     """What all ranks use for tables that lie `where`, the same everywhere; logs one line. Collective.
 
-    `auto` is gloo for tables on the CPU, and nothing for tables on CUDA. By name, whatever can be opened on all ranks
-    and brings the rows of a trial as they were sent; gloo, which the others are compared with, is not tried.
+    `auto` is gloo for tables on the CPU, and no transport for tables on CUDA. A transport that is named must open on
+    all ranks, and deliver the rows of a trial as they were sent; gloo, the reference of the others, is not tried.
 
     Raises:
-        PeerError: a rank did not come, or was lost during the trial.
+        PeerError: a rank did not arrive, or was lost during the trial.
     """
     gather_all = partial(gather, context, what="the choice of a transport", timeout_s=timeout_s)
     places = ranks_by(gather_all(f"tables on {where.type}"))
@@ -110,9 +110,9 @@ def agree_on(asked: str, context: RankContext, where: torch.device, *, timeout_s
 def _tried(
     name: str, context: RankContext, where: torch.device, gather_all: Callable[[str], list[str]], timeout_s: float
 ) -> str:
-    """Why the transport may not be used here, in the same words on all ranks; empty if it may. Collective, and blocks.
+    """Why the transport may not be used here, the same text on all ranks; empty if it may. Collective, and blocks.
 
-    The verdicts of the ranks do not travel by the transport that is tried.
+    The ranks exchange their verdicts over another connection than the transport that is tried.
     """
     device = device_of(where)
     try:
@@ -133,7 +133,7 @@ def _tried(
 
 
 def wrong_rows(transport: Transport, where: torch.device) -> str:
-    """In words, whose rows did not arrive here as sent; empty if all did. Collective; waits for the device.
+    """In words, the ranks whose rows did not arrive here as sent; empty if all did. Collective; waits for the device.
 
     Two operations are under way at once: one of few rows, and one of which a piece is larger than slots and buffers.
     """
@@ -152,10 +152,10 @@ def wrong_rows(transport: Transport, where: torch.device) -> str:
 def _known_rows(
     number: int, largest: int, transport: Transport, where: torch.device
 ) -> tuple[Chunk, list[torch.Tensor]]:
-    """This rank's share of an exchange, and by rank the rows that must arrive: uneven, of some ranks none, one piece of
-    `largest` rows.
+    """This rank's part of an exchange, and by rank the rows that must arrive: uneven, from some ranks none, one piece
+    of `largest` rows.
 
-    Rows encode sender, receiver and position. All ranks know all splits, and so what the others send.
+    Rows encode sender, receiver and position. All ranks know all splits, and therefore what the others send.
     """
     rank, size = transport.rank, transport.world_size
     ranks = torch.arange(size)
@@ -177,7 +177,7 @@ def _known_rows(
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """A transport and its host collective: `host-staged:NAME` brings another one than gloo.
+    """A transport and its host collective, which is gloo except for `host-staged:NAME`.
 
     Raises:
         ValueError: there is no such transport or host collective, its extension is not installed, or a transport
@@ -191,7 +191,7 @@ def split_name(name: str) -> tuple[str, str]:
         rest = ", ".join(each for each in NAMES if each not in _FOLDERS)
         raise ValueError(f"transport {transport!r} needs {folder}, which is not installed: take one of {rest}")
     if colon:
-        from fscomm.transports.staged.host_collectives import host_collectives
+        from fscomm.transports.staged.host_staged import host_collectives
 
         if host not in (known := host_collectives()):
             raise ValueError(f"the host collective of host-staged must be one of {', '.join(known)}, got {host!r}")
@@ -203,13 +203,13 @@ def open_transport(
 ) -> Transport:
     """A new instance of transport `name` for tensors on `device`. Collective: all ranks open theirs in the same order.
 
-    urgent: kernels that move its rows go before those of others. To wait for an operation takes at most `timeout_s`.
-    The only rank has gloo, whatever it asks for.
+    urgent: kernels that move its rows have priority. Waiting for an operation takes at most `timeout_s`. In a world of
+    one rank every name opens gloo.
 
     Raises:
         ValueError: a name that does not exist, or a transport that cannot work on `device`.
-        StepFailed: on all ranks, for what one of them lacks; the message names it and says what to do.
-        PeerError: the other ranks did not come.
+        StepFailed: on all ranks, if one of them lacks something; the message names it and the remedy.
+        PeerError: the other ranks did not arrive.
     """
     name, host = split_name(name)
     if context.world_size > 1 and (why_not := _misfit(name, device.where)):
@@ -220,7 +220,7 @@ def open_transport(
 
 
 def _misfit(name: str, where: torch.device) -> str:
-    """Why a transport cannot move tensors that lie `where`; empty if it can."""
+    """Why a transport cannot move tensors on `where`; empty if it can."""
     if where.type == "cpu" and name.startswith("nccl"):
         return f"{name} moves rows between GPUs, these are on the CPU: take gloo"
     if where.type == "cuda" and name == "gloo":
@@ -235,9 +235,10 @@ def _open(name: str, host: str, context: RankContext, device: Device, group: Con
     if name == "nccl":
         return NcclTransport(nccl_backend(context, group, where, zero_cta=False, urgent=urgent), group, where)
     if name == "host-staged":
-        from fscomm.transports.staged.host_collectives import open_staged
+        from fscomm.transports.staged.host_staged import HostStaged, host_collective
 
-        return open_staged(host, context, device, group)
+        open_host = together(group, lambda: host_collective(host))
+        return HostStaged(open_host(context, timeout_s=group.timeout_s), group, device)
     if name == "copy-engine":
         from fscomm.transports.ring.ring import open_ring
 
@@ -250,7 +251,7 @@ def _open(name: str, host: str, context: RankContext, device: Device, group: Con
 
 
 def _check_environment(name: str) -> None:
-    """Raises RuntimeError where what the driver of CUDA reads from it would stop ranks, or block their threads."""
+    """Raises RuntimeError if variables that the CUDA driver reads would deadlock ranks, or block their threads."""
     if name != "nccl" and (given := os.environ.get("CUDA_LAUNCH_BLOCKING", "0")) != "0":
         raise RuntimeError(f"CUDA_LAUNCH_BLOCKING={given}: every copy would block the thread that issues it. Unset it")
     queues = os.environ.get(_CONNECTIONS)

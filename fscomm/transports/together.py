@@ -1,6 +1,7 @@
-"""What ranks send each other on the host while a transport is made: a step counts once it worked on all of them.
+"""Steps of opening a transport that succeed on all ranks or on none.
 
-All ranks learn what one of them lacks, so all raise the same error and can continue together.
+If a step fails on one rank, that rank sends its error to the others over their control group. So all ranks raise the
+same error, and can continue together, with another transport or without one.
 """
 
 import os
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 SHARED_GPU = "FREESCALE_SHARED_GPU"
 _HOST_ID = "NCCL_HOSTID"
-_TEXT_BYTES = 512
+_TEXT_BYTES = 512  # fixed, so that one exchange is enough: ranks do not agree on a length first
 
 
 class StepFailed(PeerError):
@@ -28,7 +29,7 @@ class StepFailed(PeerError):
 
 
 def gather_text(group: ControlGroup, text: str) -> dict[str, list[int]]:
-    """The ranks by the text that each gave: at most 512 bytes. Collective; blocks for all ranks."""
+    """The ranks that gave each text, of at most 512 bytes. Collective; blocks for all ranks."""
     word = np.frombuffer(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), np.uint8).copy()
     return ranks_by([row.tobytes().rstrip(b"\0").decode(errors="replace") for row in group.all_gather(word)])
 
@@ -41,21 +42,21 @@ def ranks_by(texts: Sequence[str]) -> dict[str, list[int]]:
 
 
 def in_words(by_text: Mapping[str, Sequence[int]]) -> str:
-    """`on rank 1: its text; on ranks 0, 2: their text`; empty if all texts are."""
+    """`on rank 1: its text; on ranks 0, 2: their text`; empty if all texts are empty."""
     return "; ".join(f"on {name_ranks(list(ranks))}: {text}" for text, ranks in by_text.items() if text)
 
 
 def together(group: ControlGroup, step: Callable[[], T]) -> T:
-    """What `step` returns here: it counts only once it worked on all ranks. Collective; blocks for all ranks.
+    """The result of `step`, once it has succeeded on all ranks. Collective; blocks for all ranks.
 
     Raises:
         StepFailed: `step` raised on some rank; the message names the rank and gives its error.
     """
-    done: list[T] = []
+    done: list[T] = []  # a step may return None
     failure: Exception | None = None
     try:
         done.append(step())
-    except Exception as error:  # whatever it is: the others wait for this rank, and must hear of it
+    except Exception as error:  # whatever it is: the other ranks wait for this one's verdict
         failure = error
     if text := in_words(gather_text(group, "" if failure is None else describe(failure))):
         raise StepFailed(text) from failure
@@ -93,9 +94,9 @@ def need_own_gpu(group: ControlGroup, where: torch.device, why: str) -> list[str
 def may_share_gpu(group: ControlGroup) -> bool:
     """Whether ranks may use NCCL on one GPU: all have `FREESCALE_SHARED_GPU=1`, for tests. Collective.
 
-    NCCL refuses only ranks whose host and GPU are the same, and takes those with different `NCCL_HOSTID` for ranks of
-    several hosts: it moves everything over sockets then, so rows are right and times mean nothing. Raises StepFailed if
-    two ranks have the same.
+    NCCL refuses only ranks whose host and GPU are the same. With different values of `NCCL_HOSTID` it treats them as
+    ranks of several hosts, and moves everything over sockets: rows are right, times mean nothing. Raises StepFailed if
+    two ranks have the same value.
     """
     if set(gather_text(group, os.environ.get(SHARED_GPU, "0"))) != {"1"}:
         return False
@@ -113,5 +114,5 @@ def _sharing(by_text: Mapping[str, Sequence[int]]) -> str:
 
 
 def gpu_id(where: torch.device) -> str:
-    """The same for all processes that use this GPU."""
+    """An identifier of the GPU, equal in all processes, which may see it under different numbers."""
     return str(torch.cuda.get_device_properties(where).uuid)

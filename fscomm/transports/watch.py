@@ -1,6 +1,6 @@
-"""Operations under way on one transport: their time limit, their end, and which rank is the reason if one hangs.
+"""Watches the operations under way on one transport: their time limit, their end, and the rank for which one hangs.
 
-Libraries and devices cannot report that: a kernel or a copy that waits for a lost rank blocks its stream. So the ranks
+Libraries and devices do not report lost ranks: a kernel or a copy that waits for one blocks its stream. So the ranks
 find out over their control group.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fscomm.device import poll
-from fscomm.transports.transport import Chunk, Handle, as_bytes, check_splits, row_bytes
+from fscomm.transports.transport import Chunk, Handle
 from fsranks.control_group import ControlGroup
 from fsranks.errors import PeerError, describe, name_ranks
 
@@ -25,12 +25,13 @@ _SLICE_S = 0.5  # between two checks which ranks are still alive
 class Watched(ABC):
     """A transport that watches its operations. `group` belongs to it, and is closed with it.
 
-    After the first error everything raises PeerError; the first reason stands. While an operation of a library or a
-    device does not end, the transport finds out which rank is the reason.
+    After the first error every call raises PeerError, with the reason of that error. If an operation of a library or a
+    device does not end, the transport finds out which rank it waits for.
     """
 
-    def __init__(self, name: str, group: ControlGroup) -> None:
-        self.name = name
+    name: str
+
+    def __init__(self, group: ControlGroup) -> None:
         self.rank = group.rank
         self.world_size = group.world_size
         self._group = group
@@ -47,10 +48,9 @@ class Watched(ABC):
         *,
         largest_bytes: int,
     ) -> Handle:
-        check_splits(self.world_size, out, inp, out_splits, in_splits, largest_bytes)
-        size = row_bytes(out)
-        received, sent = ([n * size for n in splits] for splits in (out_splits, in_splits))
-        return self._begin(Chunk(as_bytes(out), as_bytes(inp), received, sent, largest_bytes), size)
+        chunk = Chunk(out, inp, list(out_splits), list(in_splits), largest_bytes)
+        chunk.check(self.world_size)
+        return self._begin(chunk.in_bytes(), chunk.row_bytes)
 
     @abstractmethod
     def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:
@@ -58,8 +58,8 @@ class Watched(ABC):
 
     @abstractmethod
     def _end(self, reason: str) -> None:
-        """Give up the operations under way. Any thread may call it, more than once, also after `close`; it must not
-        wait for peers."""
+        """Give up the operations under way. Called from any thread, more than once, also after `close`; must not wait
+        for peers."""
 
     def _lost(self) -> bool:
         """Whether a peer has ended the transport for all ranks, as far as this rank can see."""
@@ -70,18 +70,18 @@ class Watched(ABC):
             self._synchronize()
 
     def abort(self, reason: str) -> None:
-        # First to the others: they can read the reason before anything ends here, this process perhaps.
+        # Notify the others first: ending operations may also end this process.
         self._group.abort(reason)
         self._give_up(reason)
 
     def close(self, reason: str) -> None:
-        """As `Transport.close`; what is under way for other ranks is not given up."""
+        """As `Transport.close`; does not give up what other ranks still receive."""
         self._refuse(reason)
         self._group.close(reason)
         self._flights.clear()
 
     def _synchronize(self) -> None:
-        """As `barrier`, for an operation that is guarded itself."""
+        """As `barrier`, for callers inside `_guard`."""
         self._group.all_gather(np.zeros(1, np.int8))
         self._check()  # begin nothing if another thread gave the transport up
 
@@ -98,7 +98,7 @@ class Watched(ABC):
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
-        """What is raised inside ends the transport, here and for the other ranks."""
+        """An error inside ends the transport, here and for the other ranks."""
         self._check()
         try:
             yield
@@ -118,6 +118,7 @@ class Watched(ABC):
         self._check()
         clock, limit_s = self._group.clock, self._group.timeout_s
         start = clock.now()
+        # In slices: neither a library nor a device reports a dead peer, so between two of them the group is asked.
         while True:
             done = wait(min(_SLICE_S, max(start + limit_s - clock.now(), 0.0)))
             self._check()  # after `wait`: the end of a transport ends waits, too
@@ -138,9 +139,10 @@ class Watched(ABC):
         self._until(lambda limit_s: poll(lambda: self._reason is not None or is_done(), limit_s, clock))
 
     def _failed(self, waited_s: float, *, gone: Sequence[int] = (), detail: str = "") -> PeerError:
-        """The error of a failed operation, which names the rank that is the reason. Every survivor calls it.
+        """The error of a failed operation, which names the lost rank. Every rank that is left calls it.
 
-        gone: the ranks whose end is the reason; none: the ranks find out which it is. detail: in words, for that case.
+        gone: the ranks whose processes have ended; if none, the ranks diagnose together which one is lost. detail: what
+        is appended to that diagnosis.
         """
         self._end("lost an operation")  # first: so ranks that wait for this one look for the reason at the same time
         reason = self._reason
@@ -153,20 +155,21 @@ class Watched(ABC):
         return self._error()
 
     def _refuse(self, reason: str) -> None:
-        """Begin nothing more; only the first reason is kept."""
+        """Begin no more operations; only the first reason is kept."""
         with self._lock:
             self._reason = self._reason or reason
 
     def _give_up(self, reason: str) -> None:
-        """Begin nothing more, and end what is under way here."""
+        """Begin no more operations, and end those under way here."""
         self._refuse(reason)
         self._end(reason)
 
     def _begun(
         self, *tensors: object, done: Callable[[], bool], wait: Callable[[], None], follow: Callable[[], None]
     ) -> "Flight":
-        """The handle of an operation that uses `tensors`: `done` does not block, `wait` blocks until it is done, and
-        `follow` orders what the caller issues next behind it."""
+        """The handle of an operation that uses `tensors`. done: does not block. wait: blocks until it is done. follow:
+        orders what the caller issues next behind it."""
+        # Callers may drop handles without a wait, so each new operation releases the tensors of those that are done.
         while self._flights and self._flights[0].done():
             self._flights.popleft()
         flight = Flight(done=lambda: self._is_over or done(), until_done=wait, follow=follow, tensors=tensors)
@@ -176,7 +179,7 @@ class Watched(ABC):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Flight:
-    """A handle. It keeps the tensors until it was waited for; the transport keeps it until it is done."""
+    """A handle. It keeps the tensors until `wait` returns; the transport keeps the handle until it is done."""
 
     done: Callable[[], bool]
     until_done: Callable[[], None]
@@ -185,7 +188,7 @@ class Flight:
 
     def wait(self) -> None:
         self.until_done()
-        self.tensors = ()
+        self.tensors = ()  # the transport keeps this handle longer, up to its next operation
 
 
 def _still(waited_s: float, late: Sequence[int] | None) -> str:

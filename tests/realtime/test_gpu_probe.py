@@ -10,9 +10,9 @@ from typing import Any
 import host_cuda
 import pytest
 import torch
-from host_cuda import HERE, Setup, on_host_cuda, world_for
+from host_cuda import Setup, on_host_cuda, world_for
 
-from fscomm.transports.ring.cuda_driver import CudaStreams, DriverCalls, register, unregister
+from fscomm.transports.ring.cuda_driver import DriverCalls, register, unregister
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))  # at the end: a file there is named like a module of Python's
@@ -29,26 +29,26 @@ def found(folder: Path, name: str) -> dict[str, tuple[str, str]]:
 
 
 def probed(setup: Setup, case: Callable[..., Any], *args: Any) -> Any:
-    """What `case(streams, word, *args)` gives in a process that has the driver."""
+    """What `case(cuda, word, *args)` gives in a process that has the driver."""
     (answer,) = world_for(setup, 1).run(host_cuda.run, setup, of_one_rank, case, *args)
     return answer
 
 
 def of_one_rank(rank: int, world_size: int, case: Callable[..., Any], *args: Any) -> Any:
-    streams = CudaStreams(HERE, cuda=DriverCalls(0), current_stream=lambda: 0)
+    cuda = DriverCalls(0)
     word = torch.zeros(1, dtype=torch.int32)
-    register(streams.cuda, word)
+    register(cuda, word)
     try:
-        return case(streams, word, *args)
+        return case(cuda, word, *args)
     finally:
-        unregister(streams.cuda, word)
+        unregister(cuda, word)
 
 
-def stalled(streams: CudaStreams, word: torch.Tensor, folder: Path) -> tuple[str, str]:
-    queues = {name: streams.stream() for name in ("ring 1", "ring 2", "torch 0")}
+def stalled(cuda: DriverCalls, word: torch.Tensor, folder: Path) -> tuple[str, str]:
+    queues = {name: cuda.stream() for name in ("ring 1", "ring 2", "torch 0")}
     out, inp = {name: torch.zeros(8, dtype=torch.uint8) for name in queues}, torch.ones(8, dtype=torch.uint8)
-    works = {"copies": lambda name: streams.copy(queues[name], out[name], inp)}
-    gpu_probe.stalls(Checks(folder, "stalls"), streams, queues, works, word)
+    works = {"copies": lambda name: cuda.copy(queues[name], out[name], inp)}
+    gpu_probe.stalls(Checks(folder, "stalls"), cuda, queues, works, word)
     assert all(torch.equal(each, inp) for each in out.values())
     return found(folder, "stalls")["copies"]
 
@@ -71,16 +71,16 @@ def test_streams_that_a_waiting_one_holds_up_are_named(setup: Setup, queues: int
     assert probed(replace(setup, queues=queues), stalled, tmp_path) == ("passed", said)
 
 
-def grown(streams: CudaStreams, word: torch.Tensor, folder: Path) -> dict[str, tuple[str, str]]:
-    stream = streams.stream()
+def grown(cuda: DriverCalls, word: torch.Tensor, folder: Path) -> dict[str, tuple[str, str]]:
+    stream = cuda.stream()
     actions = {
-        "waits": lambda: streams.cuda("cuStreamSynchronize", stream),
-        "fails": lambda: streams.cuda("cuMemAlloc", 1),
-        "returns": streams.stream,
+        "waits": lambda: cuda("cuStreamSynchronize", stream),
+        "fails": lambda: cuda("cuMemAlloc", 1),
+        "returns": cuda.stream,
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_probe, "WAIT_S", 0.2)
-        gpu_probe.growth(Checks(folder, "growth"), gpu_probe.Blocked(streams, stream, word), actions)
+        gpu_probe.growth(Checks(folder, "growth"), gpu_probe.Blocked(cuda, stream, word), actions)
     return found(folder, "growth")
 
 

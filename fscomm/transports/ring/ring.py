@@ -1,8 +1,9 @@
 """All-to-all through rings of slots in the receivers' memory; copies and counts, no kernel.
 
-Every pair of ranks has `slots` slots at the receiver. Chunk number n of the pair, counted since the ring was made, goes
-through slot n % slots once the chunk that was there has been taken, and is taken out once it has arrived. A receiver
-that is late thus holds up its senders after `slots` chunks, and an operation of another ring can pass between chunks.
+Every pair of ranks has `slots` slots at the receiver. Chunk number n of the pair, counted since the ring was made, is
+sent through slot n % slots: the sender fills the slot once the receiver has emptied it, and the receiver empties it
+once it is filled. So a late receiver blocks its senders after `slots` chunks, and operations of other rings can pass
+between two chunks.
 """
 
 import contextlib
@@ -34,10 +35,9 @@ class Ring(Watched):
 
     Slots grow, on all ranks alike, to the next power of two of the largest piece that any rank sends, at most
     `most_slot_bytes`. Growing blocks until the operations under way are done on all ranks. Issuing blocks for a device
-    only then, and when `most_waiting` chunks wait in front of the operation.
+    only then, and while `most_waiting` chunks are queued before the operation.
 
-    What is issued runs in order within its queue: what is sent in one, what is received in the other. A queue that
-    waits holds up only itself.
+    One queue sends and one receives, each in the order of issue. A queue that waits does not block the other.
     """
 
     def __init__(
@@ -51,12 +51,13 @@ class Ring(Watched):
         most_slot_bytes: int = 4 << 20,
         most_waiting: int = _MOST_WAITING,
     ) -> None:
-        try:
+        try:  # the driver is the ring's from the first line on, also if there is no ring
             self._slots = Slots(driver, number=slots, slot_bytes=slot_bytes)
         except BaseException:
             driver.close()
             raise
-        super().__init__(name, group)
+        super().__init__(group)
+        self.name = name
         self._driver = driver
         self._sends, self._receives = driver.queue("send"), driver.queue("receive")
         self._most_slot_bytes = most_slot_bytes
@@ -72,6 +73,7 @@ class Ring(Watched):
             return self._issue(chunk.out.split(chunk.out_splits), chunk.inp.split(chunk.in_splits))
 
     def close(self, reason: str) -> None:
+        # In this order: nothing is issued any more, no other thread reads or poisons words, then their memory goes.
         self._refuse(reason)
         self._slots.drop()
         self._driver.close()
@@ -79,7 +81,7 @@ class Ring(Watched):
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
-        """After an error nothing is written any more into tensors that the caller gets back with it."""
+        """When an error reaches the caller, nothing writes into its tensors any more."""
         self._check()
         try:
             with super()._guard():
@@ -89,10 +91,11 @@ class Ring(Watched):
             raise
 
     def _grow(self, largest: int) -> None:
-        """Give all ranks larger slots if one needs them."""
+        """Larger slots on all ranks, if one of them needs them."""
         slot_bytes = grown(self._slots.slot_bytes, largest, most=self._most_slot_bytes)
         if slot_bytes == self._slots.slot_bytes:
             return
+        # All ranks do this in the same operation, as `largest` is the same number on all of them.
         for flight in list(self._flights):
             flight.wait()
         self._synchronize()  # another rank may still fill or empty slots of a rank that is done
@@ -119,6 +122,7 @@ class Ring(Watched):
                 self._complete(mark, counts)
 
         def follow() -> None:
+            # A copy engine of the CPU is a thread: nothing can be ordered behind it but by waiting.
             if not all(self._driver.follow(each) for each in mark):
                 wait()
 
@@ -137,6 +141,7 @@ class Ring(Watched):
         """Empty a slot here once the peer has filled it, and then count one more empty slot there."""
         slots, number = self._slots, self._taken[peer]
         self._receives.wait(slots.filled(self.rank, peer), in_circle(number + 1))
+        # `_taken` counts what is issued. Peers see a chunk as taken by the write below, which follows the copy.
         self._receives.copy(out, slots.slot(self.rank, peer, number)[: len(out)])
         self._taken[peer] = number + 1
         self._receives.write(slots.emptied(peer, self.rank), in_circle(number + 1))
@@ -146,7 +151,7 @@ class Ring(Watched):
         return self._sends.mark(), self._receives.mark()
 
     def _wait(self, mark: tuple[Any, Any], limit_s: float) -> bool:
-        """Block until `mark` is done, at most so long; whether it is. What the caller issues next is behind it."""
+        """Block until `mark` is done, at most `limit_s`; whether it is. What the caller issues next is behind it."""
         end = time.monotonic() + limit_s
         return all(self._driver.wait(one, max(end - time.monotonic(), 0.0)) for one in mark)
 
@@ -154,17 +159,18 @@ class Ring(Watched):
         return {r: (self._taken[r], self._put[r]) for r in range(self.world_size) if r != self.rank}
 
     def _pace(self) -> None:
-        """Limit what waits in the queues: a full queue blocks the host inside the device's own call, where a dead peer
-        is not noticed, and where it may hold a lock that other threads need. A queue takes about a thousand operations.
-        Three rings, whose streams may all share one hardware queue, have at most 600 operations waiting.
+        """Limit the operations that wait in the queues. A full queue blocks the host inside a call of the driver, where
+        a dead peer is not detected, and where the thread may hold a lock that other threads need. A queue takes about a
+        thousand operations. Three rings, whose streams may all share one hardware queue, have at most 600 waiting.
 
-        The order of chunks is the same on both sides, so every rank has issued what this waits for.
+        Both sides issue chunks in the same order, so every rank has issued what this waits for.
         """
         self._unmarked += 1
         if self._unmarked < self._between_marks:
             return
         self._unmarked = 0
         self._paces.append((self._mark(), self._counts()))
+        # Only the oldest of several marks is waited for, so that the queues never run empty meanwhile.
         if len(self._paces) >= _PACES:
             self._complete(*self._paces.popleft())
 
@@ -179,9 +185,8 @@ class Ring(Watched):
         return self._slots.poisoned()
 
     def _drain(self) -> None:
-        """End what is in flight. It repeats: a count that a peer's queue was about to write may replace the count that
-        ends a wait.
-        """
+        """End all operations in flight. It repeats: a count that a peer's queue was about to write may replace the one
+        that ends a wait."""
         end = time.monotonic() + _DRAIN_S
         self._end("drains")
         mark = self._mark()

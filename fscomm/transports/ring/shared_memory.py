@@ -28,17 +28,17 @@ _SHORTEST_S, _LONGEST_S = 20e-6, 2e-3  # between two looks at a word
 
 
 class SharedMemory:
-    """A Driver for tensors on the CPU. Making it, and its `memory`, is collective.
+    """A Driver for tensors on the CPU. Making it, and its `memory`, is collective. instead: what other hosts can use.
 
-    Memory is one file per rank that lies in memory (memfd) and has no name: the others open it through its owner's
-    /proc, so that nothing is left behind when a process is killed.
+    Memory is one memfd per rank, which has no name: the others open it through /proc of its owner, so nothing is left
+    when a process is killed.
 
     Raises:
-        StepFailed: on all ranks: they are not all processes of one host, or so much memory is not free on one.
+        StepFailed: on all ranks: they are not all processes of one host, or one has too little free memory.
     """
 
-    def __init__(self, group: ControlGroup) -> None:
-        need_one_host(group, "use gloo")
+    def __init__(self, group: ControlGroup, *, instead: str = "use gloo") -> None:
+        need_one_host(group, instead)
         self.rank = group.rank
         self.world_size = group.world_size
         self._group = group
@@ -76,7 +76,7 @@ class SharedMemory:
         return self.wait(mark, 0.0)
 
     def follow(self, mark: tuple["CopyThread", int]) -> bool:
-        """A thread of the host has nothing but waiting for this."""
+        """Only a wait can order the caller's thread behind another one."""
         return self.is_done(mark)
 
     def wait(self, mark: tuple["CopyThread", int], timeout_s: float) -> bool:
@@ -92,7 +92,7 @@ class SharedMemory:
 
     @contextlib.contextmanager
     def _with_need(self, nbytes: int) -> Iterator[None]:
-        """An error of the system also says how much memory is needed."""
+        """Adds to errors of the system how much memory is needed."""
         try:
             yield
         except OSError as error:
@@ -107,10 +107,10 @@ class SharedMemory:
 class CopyThread:
     """A Queue served by one thread: the copy engine.
 
-    A count that a peer sees must mean that the data is there. On x86 stores become visible in the order they were made
-    (and memcpy ends its streaming stores with a fence). On ARM they need not, nor need loads be in order; but between
-    two operations this thread gives a lock back and takes it again, once to count and once to fetch the next, and there
-    no store or load passes an unlock that is followed by a lock.
+    When a peer sees a count, the data must be there. On x86 stores become visible in program order (and memcpy ends its
+    streaming stores with a fence). On ARM neither stores nor loads are ordered; but between two operations this thread
+    releases a lock and acquires it again, once to count and once to fetch the next operation, and no store or load
+    passes a release that is followed by an acquire.
     """
 
     def __init__(self, name: str) -> None:
@@ -141,7 +141,7 @@ class CopyThread:
         return self, self._issued
 
     def wait_for(self, number: int, timeout_s: float) -> bool:
-        """Whether so many operations are done; waits for that, but not longer."""
+        """Block until `number` operations are done, at most `timeout_s`; whether they are."""
         with self._changed:
             self._changed.wait_for(lambda: self._done >= number or self._error is not None, timeout_s)
             if self._error is not None:
@@ -149,7 +149,7 @@ class CopyThread:
             return self._done >= number
 
     def end(self) -> None:
-        """Give up what is still to do; a wait ends at once, a copy when it is over."""
+        """Drop the operations that have not begun. A wait ends at once, a copy when it is complete."""
         with self._changed:
             self._ended = True
             self._todo.clear()
@@ -165,7 +165,12 @@ class CopyThread:
             self._changed.notify_all()
 
     def _serve(self) -> None:
-        while (operation := self._next()) is not None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._todo or self._ended)
+                if self._ended:
+                    return
+                operation = self._todo.popleft()
             try:
                 operation()
             except BaseException as error:
@@ -173,20 +178,15 @@ class CopyThread:
                     self._error = error
                     self._changed.notify_all()
                 return
-            del operation  # and with it its tensors, which this thread must not hold while it has nothing to do
+            del operation  # with its tensors, which an idle thread must not keep
             with self._changed:
                 self._done += 1
                 self._changed.notify_all()
 
-    def _next(self) -> Callable[[], None] | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._todo or self._ended)
-            return None if self._ended else self._todo.popleft()
-
     def _await(self, at: np.ndarray, value: int) -> None:
-        """Check, and sleep for an eighth of the time waited so far: so a wait ends at most an eighth too late.
+        """Poll, with sleeps of an eighth of the time waited so far: a wait ends at most an eighth too late.
 
-        At first it checks all the time; after a long wait it checks 500 times a second.
+        It begins without sleeps; after a long wait it polls 500 times a second.
         """
         start = time.monotonic()
         while in_circle(int(at[0]) - value) < 0 and not self._ended:
@@ -217,18 +217,16 @@ def exchange_files(group: ControlGroup, mine: int) -> dict[int, int]:
         end = time.monotonic() + group.timeout_s
         found: dict[int, int] = {}
         try:
-            for ahead in range(1, group.world_size):  # one by one: few wait in anybody's inbox
+            for ahead in range(1, group.world_size):  # one by one: an inbox has room for few
                 to = (group.rank + ahead) % group.world_size
-                inbox.settimeout(_left(group, end))
+                inbox.settimeout(_left_s(end))
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [mine]))]
                 inbox.sendmsg([b"."], rights, 0, b"\0" + names[to])  # Python 3.11's `send_fds` ignores the address
-                rank, descriptor = _receive(group, inbox, names, end)
+                rank, descriptor = _receive(inbox, names, end)
                 found[rank] = descriptor
-        except (OSError, PeerError) as error:
+        except OSError as error:
             for descriptor in found.values():
                 os.close(descriptor)
-            if isinstance(error, PeerError):
-                raise
             raise PeerError(
                 f"rank {group.rank} could not hand memory to the others: {type(error).__name__}: {error}. "
                 f"{group.blame(group.timeout_s)}"
@@ -236,20 +234,21 @@ def exchange_files(group: ControlGroup, mine: int) -> dict[int, int]:
     return found
 
 
-def _receive(group: ControlGroup, inbox: socket.socket, names: list[bytes], end: float) -> tuple[int, int]:
-    """From whom it came, and the descriptor; what strangers send is not looked at."""
+def _receive(inbox: socket.socket, names: list[bytes], end: float) -> tuple[int, int]:
+    """The sender's rank, and the descriptor."""
     while True:
-        inbox.settimeout(_left(group, end))
+        inbox.settimeout(_left_s(end))
         _, descriptors, _, sender = socket.recv_fds(inbox, 1, 1)
         given = bytes(sender)[1:] if isinstance(sender, bytes) else b""
         if given in names and len(descriptors) == 1:
             return names.index(given), descriptors[0]
+        # Every process of the host may write to this socket: what the ranks did not send is closed, and not used.
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _left(group: ControlGroup, end: float) -> float:
+def _left_s(end: float) -> float:
     left = end - time.monotonic()
     if left <= 0:
-        raise PeerError(group.blame(group.timeout_s))
+        raise TimeoutError("the time limit is over")
     return left

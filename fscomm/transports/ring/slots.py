@@ -1,8 +1,8 @@
-"""What a ring is made of: streams that copy, write a word and wait for a word, and slots in every rank's memory that
-its peers fill.
+"""The parts of a ring: queues that copy, write a word and wait for a word, and slots in every rank's memory that its
+peers fill.
 
-Words lie in host memory. So a rank reads them, and ends waits of others, by plain loads and stores. No call of a device
-and no lock of its driver comes between, also while every queue of the device is blocked.
+Words are in host memory. So a rank reads them, and ends waits of others, by plain loads and stores, without a call of
+the device or a lock of its driver, also while every queue of the device is blocked.
 """
 
 import threading
@@ -19,37 +19,37 @@ Counts = dict[int, tuple[int, int]]
 
 
 class Queue(Protocol):
-    """One stream. Methods issue and come back; what they issue runs in order."""
+    """One stream. Methods issue an operation and return; operations run in the order of issue."""
 
     def begin(self) -> None:
-        """What is issued from now on runs behind all that the calling thread has issued so far elsewhere."""
+        """Order what is issued from now on behind all that the calling thread has issued elsewhere so far."""
 
     def copy(self, out: torch.Tensor, inp: torch.Tensor) -> None:
         """Bytes (uint8, one-dimensional, of equal length), without a kernel where the device allows."""
 
     def write(self, word: torch.Tensor, value: int) -> None:
-        """int32[1], a word of any rank, after and visible after everything issued before."""
+        """int32[1], a word of any rank: written, and visible to all ranks, after everything issued before."""
 
     def wait(self, word: torch.Tensor, value: int) -> None:
-        """Go on once int32[1], a word of this rank, is at least `value`, counted in a circle of 2^32."""
+        """Continue once int32[1], a word of this rank, is at least `value`, in the circle of 2^32."""
 
     def mark(self) -> Any:
         """All that was issued to this queue so far."""
 
 
 class Driver(Protocol):
-    """What makes queues and memory; everything of it belongs to one ring."""
+    """Makes queues and memory, all of which belong to one ring."""
 
     rank: int
     world_size: int
 
     def memory(self, nbytes: int) -> list[torch.Tensor]:
-        """Collective: uint8[nbytes] of every rank as this one sees it; replaces what was there before."""
+        """Collective: uint8[nbytes] of every rank, mapped in this one; replaces the memory of the last call."""
 
     def words(self, number: int) -> list[torch.Tensor]:
-        """Collective: int32[number] of every rank, zero, on the host and one for all ranks; they stay to the end.
+        """Collective: int32[number] of every rank, zero, in host memory that all ranks share, until `close`.
 
-        A store to a word is seen by the queues of all ranks, and what queues write is seen by loads.
+        The queues of all ranks see stores to a word, and loads see what queues write.
         """
 
     def queue(self, name: str) -> Queue: ...
@@ -57,22 +57,22 @@ class Driver(Protocol):
     def is_done(self, mark: Any) -> bool: ...
 
     def follow(self, mark: Any) -> bool:
-        """Whether what the caller issues next is behind `mark` from now on. Does not block."""
+        """Order what the caller issues next behind `mark`; False if that takes a `wait`. Does not block."""
 
     def wait(self, mark: Any, timeout_s: float) -> bool:
         """Block until `mark` is done, at most `timeout_s`; whether it is. What the caller issues next is behind it."""
 
     def close(self) -> None:
-        """End queues, even those that wait, and free memory; never blocks for peers. Words that a thread still holds
-        may be written."""
+        """End queues, even those that wait, and free memory; never blocks for peers. A thread that still has a word may
+        write it."""
 
 
 class Slots:
-    """Every rank has, for every peer, `number` slots of `slot_bytes` which that peer alone fills.
+    """Every rank has, for every peer, `number` slots of `slot_bytes` which only that peer fills.
 
-    A rank's words: on a line each, for every peer the slots it filled here and the slots it emptied there, and the
-    poison word. They count from 0 when the slots are made, in a circle of 2^32. A rank's memory: the slots, peer by
-    peer. Making them is collective.
+    The words of a rank, each on a cache line of its own: for every peer, the number of slots that the peer has filled
+    here and the number that it has emptied there; then the poison word. Counts begin with 0 when the slots are made, in
+    a circle of 2^32. The memory of a rank: its slots, peer by peer. Making them is collective.
     """
 
     def __init__(self, driver: Driver, *, number: int, slot_bytes: int) -> None:
@@ -107,7 +107,7 @@ class Slots:
         return _line(self._words[at], self._world_size + by)
 
     def behind(self, counts: Counts) -> list[int]:
-        """The peers that did less than `counts` says."""
+        """The peers that have filled or emptied fewer slots than `counts`."""
 
         def less(word: torch.Tensor, count: int) -> bool:
             return in_circle(_load(word) - count) < 0
@@ -120,16 +120,17 @@ class Slots:
         ]
 
     def poison(self, most: int) -> None:
-        """End every wait of every rank's queues, now and later, from any thread and any number of times.
+        """End every wait of every rank's queues, now and later. From any thread, any number of times; does not block.
 
-        The data of copies after that is never read. Does not block. most: the largest count that this rank has given.
+        What is copied after that is never read. most: the largest count that this rank has written.
 
-        It writes counts far ahead of all that a rank may wait for into every word of every rank. The poison words go
-        first: a rank whose wait ends then finds the reason. The lock between keeps processors from exchanging the two.
-        A queue may still overwrite a count. So every rank that noticed poisons again, until its own queues are empty.
+        It writes counts far ahead of all counts that a rank may wait for into every word of every rank. Poison words
+        are written first, so a rank whose wait ends finds the reason. A queue may still overwrite a count: every rank
+        that finds the poison poisons again, until its own queues are empty.
         """
         self._poisoned = True
         words, far = self._words, in_circle(most + _FAR)
+        # Twice under the lock: its release between the two loops keeps processors from reordering their stores.
         with self._poisoning:
             for of_rank in words:
                 store(_line(of_rank, 2 * self._world_size), 1)
@@ -139,7 +140,7 @@ class Slots:
                     store(_line(of_rank, line), far)
 
     def poisoned(self) -> bool:
-        """Whether this rank or a peer did that."""
+        """Whether this rank or a peer has called `poison`."""
         return self._poisoned or _load(_line(self._words[self._rank], 2 * self._world_size)) != 0
 
     def drop(self) -> None:
@@ -165,5 +166,5 @@ def store(word: torch.Tensor, value: int) -> None:
 
 
 def in_circle(count: int) -> int:
-    """An int32 of the same place in the circle of 2^32."""
+    """The int32 that equals `count` modulo 2^32."""
     return (count + (1 << 31)) % (1 << 32) - (1 << 31)

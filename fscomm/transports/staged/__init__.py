@@ -1,1 +1,1 @@
-"""Rows through host memory: the transport `host-staged`, and the host collectives it works over. Can be deleted."""
+"""Rows through host memory: the transport `host-staged`. Can be deleted."""

@@ -23,7 +23,7 @@ import fscomm
 from fscomm.device import Host
 from fscomm.transports import opening, together
 from fscomm.transports.opening import Choice
-from fscomm.transports.staged.host_collectives import host_collective, host_collectives
+from fscomm.transports.staged.host_staged import host_collective, host_collectives
 from fsranks.errors import MismatchError
 from fsranks.rank_context import RankContext, resolve
 

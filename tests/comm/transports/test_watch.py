@@ -16,9 +16,11 @@ PLAYED_S = 9.0  # of a clock that goes on when somebody waits
 class Fake(Watched):
     """Notes why its operations are given up."""
 
+    name = "fake"
+
     def __init__(self, board: Board) -> None:
         group: Any = FakeGroup(board, 0, 8, PLAYED_S)
-        super().__init__("fake", group)
+        super().__init__(group)
         self.ended: list[str] = []
 
     def _begin(self, chunk: Chunk, row_bytes: int) -> Handle:

@@ -124,12 +124,20 @@ def shim() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
+class CallsOfOneStream(DriverCalls):
+    """Torch has no streams here."""
+
+    def __init__(self, ordinal: int) -> None:
+        super().__init__(ordinal)
+        self._of_the_caller = int(self.stream())
+
+    def current_stream(self) -> int:
+        return self._of_the_caller
+
+
 def driver_for(group: Any) -> CudaDriver:
     """One whose caller issues to a stream of its own."""
-    streams: list[int] = []
-    driver = CudaDriver(group, HERE, cuda=DriverCalls(0), current_stream=lambda: streams[0])
-    streams.append(int(driver.stream()))
-    return driver
+    return CudaDriver(group, HERE, cuda=CallsOfOneStream(0))
 
 
 def open_ring(context: RankContext, timeout_s: float, *, slot_bytes: int | None = None) -> Transport:

@@ -101,7 +101,7 @@ def what_is_issued_runs_behind_the_caller_and_in_order(driver: CudaDriver) -> No
     queue = driver.queue("send")
     rows = torch.arange(1, 17, dtype=torch.uint8)
     before = called("cuMemcpyBatchAsync"), called("cuMemcpyAsync")
-    held(driver, driver.current_stream(), gate)
+    held(driver, driver.cuda.current_stream(), gate)
     store(mine, 2)
     queue.begin()
     queue.wait(mine, 2)
@@ -158,8 +158,8 @@ def a_graph_that_is_being_captured_is_named(driver: CudaDriver) -> None:
     cuda, (memory,) = driver.cuda, driver.memory(1000)
     queue = driver.queue("send")
     queue.copy(memory[:4], memory[4:8])
-    mark, other = queue.mark(), driver.stream()
-    for stream, use in ((driver.current_stream(), queue.begin), (other, lambda: driver.wait(mark, PATIENCE_S))):
+    mark, other = queue.mark(), driver.cuda.stream()
+    for stream, use in ((driver.cuda.current_stream(), queue.begin), (other, lambda: driver.wait(mark, PATIENCE_S))):
         cuda("cuStreamBeginCapture", stream, cuda.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
         with pytest.raises(CudaError, match="a CUDA graph is being captured"):
             use()
@@ -170,7 +170,7 @@ def a_graph_that_is_being_captured_is_named(driver: CudaDriver) -> None:
 
 def workers_may_ask_while_another_thread_captures(driver: CudaDriver) -> None:
     """A worker's thread, once it is `CudaDevice.enter`ed, in the mode of captures that torch has by default."""
-    cuda, mark, stream = driver.cuda, driver.queue("send").mark(), driver.stream()
+    cuda, mark, stream = driver.cuda, driver.queue("send").mark(), driver.cuda.stream()
 
     def work(enter: Callable[[], None]) -> bool:
         enter()
@@ -343,7 +343,7 @@ def refused(rank: int, world_size: int) -> list[str]:
     group = ControlGroup(resolve(), timeout_s=PATIENCE_S)
     failing_here = failing("cuInit", OUT_OF_MEMORY) if rank == 1 else contextlib.nullcontext()
     with failing_here, pytest.raises(PeerError, match=r"^on rank 1: CudaError: cuInit on CUDA device 0"):
-        CudaDriver(group, torch.device("cpu", 0), current_stream=lambda: 0)
+        CudaDriver(group, torch.device("cpu", 0))
     group.close("done")
     shim().shim_alias(4096 if rank == 1 else 0)
     with pytest.raises(PeerError, match=r"^on rank 1: CudaError: CUDA device 0 reaches host memory at other addresses"):
