@@ -314,7 +314,7 @@ BREAKS: tuple[Break, ...] = (
         why="on a GPU row-wise means fail: lengths in host memory are divided by tensors of the device",
     ),
     Break(
-        file="fscomm/tables/group_tables.py",
+        file="fscomm/bags/pooled_tables.py",
         before="of_bags = shares[first].view(len(widths), -1).T",
         after="of_bags = shares[first].view(-1, len(widths))",
         tests=("tests/comm/engine/test_tables.py",),

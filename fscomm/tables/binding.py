@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fscomm.compose import tables_kind
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.forward_guard import ForwardGuard
-from fscomm.tables.group_tables import Codecs, GroupTables, PooledTables, Tables
+from fscomm.tables.group_tables import Codecs, GroupTables
 
 MOST_CALLS = 62  # of all modules in a step: a status word has one bit for each
 
@@ -135,7 +136,7 @@ class Binding(ABC):
 
     def tables(self, group: int) -> GroupTables:
         layout = self.layouts[group]
-        kind: type[GroupTables] = Tables if layout.pooling is None else PooledTables
+        kind: type[GroupTables] = tables_kind(layout, GroupTables)
         return kind(
             self.kernels[group],
             dim=layout.dim,
