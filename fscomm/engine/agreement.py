@@ -72,7 +72,7 @@ def agree_on_modules(
     given = {"transport": transport, "strict": strict, "calls": calls, "ranks_per_host": ranks_per_host}
     same = {name: str(value) for name, value in given.items()} | {"verifies": str(_is_installed("verify"))}
     try:
-        from fscomm.tables.torchrec.bind import unquantised
+        from fscomm.tables.torchrec.binding import unquantised
         from fscomm.tables.torchrec.features import features_problem, forward_size, make_features
         from fscomm.tables.torchrec.requirements import MakeCodecs
         from fscomm.tables.torchrec.requirements import problems as problems_here
@@ -191,7 +191,7 @@ def _agree_to_run_plainly(
 
 def _bind(name: str, module: Any, **options: Any) -> Binding:
     """As `bind`, with what the extension of the module's kind adds."""
-    from fscomm.tables.torchrec.bind import bind
+    from fscomm.tables.torchrec.binding import bind
     from fscomm.tables.torchrec.sharded import is_managed
 
     if is_managed(module):
