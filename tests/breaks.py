@@ -294,7 +294,7 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/tables/handles.py",
-        before="        for tensor in tensors_in(result):\n            self.watch(tensor, places(tensor))\n",
+        before="        for tensor in tensors_in(result):\n            self.watch(tensor, addresses(tensor))\n",
         after="",
         tests=("tests/comm/engine/test_flushing.py", "tests/comm/exactness/test_programs.py"),
         why="a view of a table that the user makes inside the block is read before its updates are complete",

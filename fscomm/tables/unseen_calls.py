@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from fscomm.tables.handles import Handles, run, tensors_in
-from fscomm.tables.references import places
+from fscomm.tables.handles import Handles, addresses, run, tensors_in
 
 _SCRIPT = torch._C.ScriptFunction, torch._C.ScriptMethod
 _EXPORTS = "_to_dlpack", "_to_dlpack_versioned"
@@ -83,16 +82,12 @@ def _put(owner: Any, name: str, instead: Any, undo: contextlib.ExitStack) -> Non
     setattr(owner, name, instead)
 
 
-def _looked_at(*values: Any) -> list[Handles]:
-    """The handles of those tables to which tensors in `values` belong."""
-    where = set().union(*(places(tensor) for tensor in tensors_in(values))) if _open else set()
-    return [handles for handles in list(_open) if handles.hold(where)]
-
-
 @contextlib.contextmanager
 def _look(*values: Any) -> Iterator[list[Handles]]:
-    """Around a call that may read and write the tensors in `values`; gives the handles of their tables."""
-    looked_at = _looked_at(*values)
+    """Around a call that may read and write the tensors in `values`; gives the handles of those tables to which they
+    belong."""
+    where = set().union(*(addresses(tensor) for tensor in tensors_in(values))) if _open else set()
+    looked_at = [handles for handles in list(_open) if handles.hold(where)]
     for handles in looked_at:
         handles.look()
     try:
