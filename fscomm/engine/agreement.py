@@ -21,7 +21,7 @@ from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import Binding
-from fscomm.tables.torchrec.installed import torchrec_version
+from fscomm.tables.torchrec import torchrec_version
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext
 

@@ -26,7 +26,7 @@ from fscomm.tables.binding import Binding
 from fscomm.tables.shadow_kernels import memory
 from fscomm.tables.torchrec.features import features_problem, make_features
 from fscomm.verify import passed_trials
-from fscomm.verify.trial_modules import RANKS, Trial
+from fscomm.verify.trial_modules import RANKS, Trial, batches, numbers_of
 from fsranks.errors import PeerError, describe
 from fsranks.meeting import Meeting
 from fsranks.network import hang_up
@@ -135,17 +135,16 @@ class _Trained:
     """A module of a trial."""
 
     def __init__(self, trial: Trial, bind: Bind, group: Any) -> None:
-        self.batches = trial.batches(group.rank())
+        self.batches = batches(group.rank(), trial.ids)
         self.outputs: list[torch.Tensor] = []
-        self._trial = trial
         self._module = trial.make(group)
         self._binding = bind("trial", self._module)
 
     def train(self, features: Any) -> None:
         """One step, in which every number of the output has another gradient."""
-        found = self._trial.tensors(self._module(features))
-        self.outputs += [each.detach().clone() for each in found]
-        torch.stack([(each * torch.arange(each.numel()).view_as(each)).sum() for each in found]).sum().backward()
+        numbers = numbers_of(self._module(features))
+        self.outputs.append(numbers.detach().clone())
+        (numbers * torch.arange(len(numbers))).sum().backward()
 
     def train_served(self, context: RankContext, timeout_s: float) -> None:
         """All steps."""

@@ -152,7 +152,8 @@ class TorchRecBinding(Binding):
         split = dist_input(self._asks, [pass_by] * len(self._rows._lookups), context, one)
         if not isinstance(self.module, ShardedEmbeddingCollection):
             rows = [torch.cat([of_group, of_group.new_zeros(1, of_group.shape[1])]) for of_group in rows]
-        given = self.output(one, [context, *split], rows).wait()
+        # Not `self.output`: behind managed collision that returns the ids, too.
+        given = TorchRecBinding.output(self, one, [context, *split], rows).wait()
         part = _samples(given, 0, 0)
         return part.make([tensor[of_part] for tensor, of_part in zip(_tensors(given), part.rows, strict=True)])
 
@@ -269,7 +270,6 @@ def bind(
     for number, (part, sharding_type, sharding) in enumerate(sharded.groups(name, module)):
         if part in binding.plainly:
             continue
-        tables = sharded.tables(sharding)
         dim = sharded.row_columns(module, sharding_type, sharding)
         of_group = make_codecs(rows, sharding_type, sharded.output_dtype(sharding), dim)
         assert not isinstance(of_group, str), of_group  # such a group is not served
@@ -283,7 +283,7 @@ def bind(
                 dtype=of_group.rows.dtype,
                 width=of_group.rows.width,
                 runs=sharded.runs(sharding),
-                rows=tuple(table.local_rows for table in tables[group.rank()]),
+                rows=tuple(table.local_rows for table in sharded.tables(sharding)[group.rank()]),
                 kernels=sharded.tables_of_kernels(sharding, group.rank()),
                 chunk_bytes=CHUNK_BYTES[sharded.where(module).type],
                 pooling=_pooling(module, sharding_type, sharding, dim) if sharded.is_pooled(module) else None,
@@ -294,7 +294,9 @@ def bind(
         binding.numbers.append(number)
         binding.codecs.append(of_group)
         if not reassigns:  # else TorchRec makes them when it sees the first features
-            binding.input_dists.append(_input_dist(sharding))
+            dist = sharding.create_input_dist(device=sharded.HOST)  # plans are made in host memory
+            dist._dist = Keep()
+            binding.input_dists.append(dist)
         binding.kernels.append(sharded.kernels(rows._lookups[number]))
     return binding
 
@@ -309,10 +311,3 @@ def _pooling(module: Any, kind: str, sharding: Any, dim: int) -> Pooling:
         owners=1 if owners is None else owners.size(),
         mean=any(config.pooling == PoolingType.MEAN for config in sharded.configs(sharding)),
     )
-
-
-def _input_dist(sharding: Any) -> Any:
-    """In host memory, where plans are made. It sends nothing."""
-    dist = sharding.create_input_dist(device=sharded.HOST)
-    dist._dist = Keep()
-    return dist
