@@ -17,6 +17,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.tables.torchrec import sharded
+from fscomm.tables.torchrec.features import output_tensors
 from fscomm.tables.torchrec.requirements import METHODS
 
 ROWS, COLUMNS, SAMPLES, LONGEST = 12, 8, 4, 3
@@ -105,6 +106,5 @@ def batches(rank: int, ids: int) -> list[KeyedJaggedTensor]:
 
 def numbers_of(output: Any) -> torch.Tensor:
     """All that a module's forward returned, in one row."""
-    by_feature = output[0] if isinstance(output, tuple) else output  # managed collision also returns the ids
-    found = [by_feature[name] for name in FEATURES]
-    return torch.cat([(each if isinstance(each, torch.Tensor) else each.values()).flatten() for each in found])
+    embeddings = output[0] if isinstance(output, tuple) else output  # managed collision also returns the ids
+    return torch.cat([each.flatten() for each in output_tensors(embeddings.wait())])

@@ -22,7 +22,7 @@ from fscomm.tables.binding import Binding, ForwardSize, MakePart
 from fscomm.tables.forward_guard import ForwardGuard
 from fscomm.tables.group_tables import Codecs, as_they_are
 from fscomm.tables.torchrec import sharded
-from fscomm.tables.torchrec.features import forward_size, has_strays, one_sample_without_ids
+from fscomm.tables.torchrec.features import forward_size, has_strays, one_sample_without_ids, output_tensors
 from fscomm.tables.torchrec.module_view import InputDist, Keep, dist_input, output, pass_by
 from fscomm.tables.torchrec.requirements import MakeCodecs
 from fsranks.libraries import keep_fx_notice_away
@@ -155,11 +155,11 @@ class TorchRecBinding(Binding):
         # Not `self.output`: behind managed collision that returns the ids, too.
         given = TorchRecBinding.output(self, one, [context, *split], rows).wait()
         part = _samples(given, 0, 0)
-        return part.make([tensor[of_part] for tensor, of_part in zip(_tensors(given), part.rows, strict=True)])
+        return part.make([tensor[of_part] for tensor, of_part in zip(output_tensors(given), part.rows, strict=True)])
 
     def cut(self, output: Any, ends: Sequence[int]) -> tuple[list[torch.Tensor], list[MakePart]]:
         given = output.wait()
-        return _tensors(given), [_samples(given, *edges) for edges in pairwise([0, *ends])]
+        return output_tensors(given), [_samples(given, *edges) for edges in pairwise([0, *ends])]
 
     def forward_sizes(self, features: Any) -> list[ForwardSize]:
         parts: list[tuple[str, str, Any]] = [(self.name, "", None)]
@@ -170,7 +170,7 @@ class TorchRecBinding(Binding):
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
         def watch(result: Any) -> Any:
-            for each in {id(tensor): tensor for tensor in _tensors(result)}.values():
+            for each in {id(tensor): tensor for tensor in output_tensors(result)}.values():
                 if each.requires_grad:
                     each.register_hook(lambda _: then())
             return result
@@ -206,11 +206,6 @@ def _asks_nothing(layout: GroupLayout) -> AskedIds:
     features = int(layout.features.sum())
     lengths = None if layout.pooling is None else torch.empty(features, 0)
     return AskedIds(torch.empty(0, dtype=torch.int64), [0] * features, None, lengths)
-
-
-def _tensors(given: Any) -> list[torch.Tensor]:
-    """Of what a forward returned: a KeyedTensor, or JaggedTensors by feature."""
-    return [given.values()] if isinstance(given, KeyedTensor) else [each.values() for each in given.values()]
 
 
 def _samples(given: Any, start: int, end: int) -> MakePart:

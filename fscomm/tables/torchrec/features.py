@@ -1,10 +1,10 @@
-"""KeyedJaggedTensors as fscomm reads and makes them: the input of a sharded module."""
+"""What a sharded module gets, KeyedJaggedTensors as fscomm reads and makes them, and what it returns."""
 
 from typing import Any
 
 import torch
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fscomm.tables.torchrec import sharded
 
@@ -52,6 +52,11 @@ def has_strays(module: Any, features: KeyedJaggedTensor) -> bool:
         len(ids) > 0 and key in rows and (int(ids.min()) < 0 or int(ids.max()) >= rows[key])
         for key, ids in zip(features.keys(), of_keys, strict=True)
     )
+
+
+def output_tensors(given: Any) -> list[torch.Tensor]:
+    """Of what a forward returned: a KeyedTensor, or JaggedTensors by feature."""
+    return [given.values()] if isinstance(given, KeyedTensor) else [each.values() for each in given.values()]
 
 
 def forward_size(module: Any, features: Any, sharding: Any = None) -> tuple[int, int]:
