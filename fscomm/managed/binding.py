@@ -48,8 +48,6 @@ class ManagedBinding(TorchRecBinding):
             return super().output(features, given, rows), NoWait(None)
         *given, told = given
         embeddings = super().output(features, given, rows)
-        if features.stride() == 0:
-            return embeddings, NoWait(features)
         return embeddings, output_of_rows(self._asks, given[0], [of_group.to(self.device) for of_group in told])
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:

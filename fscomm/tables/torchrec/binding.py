@@ -152,8 +152,7 @@ class TorchRecBinding(Binding):
         split = dist_input(self._asks, [pass_by] * len(self._rows._lookups), context, one)
         if not isinstance(self.module, ShardedEmbeddingCollection):
             rows = [torch.cat([of_group, of_group.new_zeros(1, of_group.shape[1])]) for of_group in rows]
-        # Not `self.output`: behind managed collision that returns the ids, too.
-        given = TorchRecBinding.output(self, one, [context, *split], rows).wait()
+        given = self.output(one, [context, *split], rows).wait()
         part = _samples(given, 0, 0)
         return part.make([tensor[of_part] for tensor, of_part in zip(output_tensors(given), part.rows, strict=True)])
 
