@@ -46,7 +46,7 @@ def install_module_hooks(engine: Engine, m: int, undo: contextlib.ExitStack) -> 
     groups = engine.served.groups[m]
     for group in groups:
         empty = not engine.served.kernels[group]
-        for number, target in enumerate(module.proxy_targets(group - groups.start)):
+        for number, target in enumerate(module.proxied[group - groups.start]):
             read, update = partial(engine.may_read, group), partial(engine.take_plain_update, group, number)
             _replace(target, "forward", LookupProxy(target, empty=empty, read=read, update=update), undo)
             for name in (*KERNEL_READS, *KERNEL_WRITES):

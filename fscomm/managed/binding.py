@@ -4,6 +4,7 @@ are."""
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from fscomm.managed.guard import MapGuard
 from fscomm.managed.maps import MapsAhead
 from fscomm.tables.torchrec.binding import TorchRecBinding
-from fscomm.tables.torchrec.module_view import Keep, output_of_rows
+from fscomm.tables.torchrec.module_view import Keep, ModuleView, through_callbacks
 from fscomm.tables.torchrec.sharded import HOST
 
 
@@ -48,7 +49,14 @@ class ManagedBinding(TorchRecBinding):
             return super().output(features, given, rows), NoWait(None)
         *given, told = given
         embeddings = super().output(features, given, rows)
-        return embeddings, output_of_rows(self._asks, given[0], [of_group.to(self.device) for of_group in told])
+        return embeddings, self._remapped(given[0], [of_group.to(self.device) for of_group in told])
+
+    def _remapped(self, context: Any, rows: Sequence[torch.Tensor]) -> Any:
+        """The features that the module returns where ids were mapped to `rows`, int64[N] of each group."""
+        dists = [partial(through_callbacks, dist) for dist in self._asks._output_dists]
+        of_groups = [of_group.unsqueeze(-1) for of_group in rows]  # as a look-up returns rows: of one column here
+        changed = ModuleView(self._asks, _output_dists=dists, _kjt_list_to_tensor_list=lambda _: of_groups)
+        return type(self._asks).output_dist(changed, context, None)
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
         super().on_gradient(output[0], then)

@@ -187,9 +187,9 @@ class _Map(ABC):
     def slots(self, ids: torch.Tensor) -> torch.Tensor:
         """int64[N] a number of the row that each id has for its own; -1: it has none."""
 
-    @abstractmethod
     def before(self) -> Any:
-        """What `change` and `filled` want to know of the time before a batch."""
+        """What `change` and `filled` have to know of the map before a batch."""
+        return None
 
     @abstractmethod
     def change(self, before: Any, rows: torch.Tensor, ids: torch.Tensor, *, evicted: bool) -> Any:
@@ -228,9 +228,6 @@ class _Hashed(_Map):
             num_reserved_slots=module.get_reserved_slots_per_bucket(),
         )
         return torch.where(self._identities[slots] == values, slots, -1)
-
-    def before(self) -> None:
-        return None
 
     def change(self, before: None, rows: torch.Tensor, ids: torch.Tensor, *, evicted: bool) -> Any:
         names = ("_hash_zch_identities", "_hash_zch_metadata", "_hash_zch_runtime_meta")

@@ -37,18 +37,12 @@ class TorchRecBinding(Binding):
     Attributes:
         numbers: [G] of the served groups among those of the module.
         input_dists: [G] in host memory; they bucketize ids by owner, and send nothing.
-        plainly: why the other groups run plainly, by name.
         input_dists_created: whether the module has its own input dists.
     """
 
     numbers: list[int]
     input_dists: list[Callable[[Any], Any]]
-    plainly: Mapping[str, str]
     input_dists_created: bool = False
-
-    @property
-    def device(self) -> torch.device:
-        return sharded.where(self.module)
 
     @property
     def _rows(self) -> Any:
@@ -61,30 +55,10 @@ class TorchRecBinding(Binding):
         return self.module
 
     @property
-    def process_group(self) -> Any:
-        return self.module._env.process_group
-
-    @property
-    def in_part(self) -> bool:
-        return bool(self.plainly)
-
-    @property
     def whole_batches_only(self) -> str | None:
         if sharded.dedups(self.module):
             return "index dedup adds up the gradients of an id over the whole batch"
         return None
-
-    def divide_by(self, group: int) -> Sequence[int]:
-        layout = self.layouts[group]
-        if not get_gradient_division():
-            return ()
-        owners = 1 if layout.pooling is None else layout.pooling.owners
-        # TorchRec divides gradients of vectors that lie on the ranks of one host twice, the last time by these ranks.
-        # Each division rounds: one by the product would not be bitwise the same.
-        return layout.world_size // owners, owners
-
-    def proxy_targets(self, group: int) -> list[Any]:
-        return self.kernels[group] or [self._rows._lookups[self.numbers[group]]]
 
     def create_input_dists(self, features: KeyedJaggedTensor) -> None:
         if not self.input_dists_created:  # TorchRec creates the input dists when it sees the first features
@@ -252,9 +226,13 @@ def bind(
     binding = kind(
         name=name,
         module=module,
+        device=sharded.where(module),
+        process_group=group,
         layouts=[],
         codecs=[],
+        divide_by=[],
         kernels=[],
+        proxied=[],
         plain=module.forward,
         numbers=[],
         input_dists=[],
@@ -267,32 +245,43 @@ def bind(
         dim = sharded.row_columns(module, sharding_type, sharding)
         of_group = make_codecs(rows, sharding_type, sharded.output_dtype(sharding), dim)
         assert not isinstance(of_group, str), of_group  # such a group is not served
-        binding.layouts.append(
-            GroupLayout(
-                module=name,
-                sharding=sharding_type,
-                rank=group.rank(),
-                world_size=group.size(),
-                dim=dim,
-                dtype=of_group.rows.dtype,
-                width=of_group.rows.width,
-                runs=sharded.runs(sharding),
-                rows=tuple(table.local_rows for table in sharded.tables(sharding)[group.rank()]),
-                kernels=sharded.tables_of_kernels(sharding, group.rank()),
-                chunk_bytes=CHUNK_BYTES[sharded.where(module).type],
-                pooling=_pooling(module, sharding_type, sharding, dim) if sharded.is_pooled(module) else None,
-                ranks_per_host=1 if reassigns else ranks_per_host,
-                reassigns=reassigns,
-            )
+        layout = GroupLayout(
+            module=name,
+            sharding=sharding_type,
+            rank=group.rank(),
+            world_size=group.size(),
+            dim=dim,
+            dtype=of_group.rows.dtype,
+            width=of_group.rows.width,
+            runs=sharded.runs(sharding),
+            rows=tuple(table.local_rows for table in sharded.tables(sharding)[group.rank()]),
+            kernels=sharded.tables_of_kernels(sharding, group.rank()),
+            chunk_bytes=CHUNK_BYTES[binding.device.type],
+            pooling=_pooling(module, sharding_type, sharding, dim) if sharded.is_pooled(module) else None,
+            ranks_per_host=1 if reassigns else ranks_per_host,
+            reassigns=reassigns,
         )
+        kernels = sharded.kernels(rows._lookups[number])
         binding.numbers.append(number)
+        binding.layouts.append(layout)
         binding.codecs.append(of_group)
+        binding.divide_by.append(_divide_by(layout))
+        binding.kernels.append(kernels)
+        binding.proxied.append(kernels or [rows._lookups[number]])
         if not reassigns:  # else TorchRec makes them when it sees the first features
             dist = sharding.create_input_dist(device=sharded.HOST)  # plans are made in host memory
             dist._dist = Keep()
             binding.input_dists.append(dist)
-        binding.kernels.append(sharded.kernels(rows._lookups[number]))
     return binding
+
+
+def _divide_by(layout: GroupLayout) -> Sequence[int]:
+    if not get_gradient_division():
+        return ()
+    owners = 1 if layout.pooling is None else layout.pooling.owners
+    # TorchRec divides gradients of vectors that lie on the ranks of one host twice, the last time by these ranks. Each
+    # division rounds: one by the product would not be bitwise the same.
+    return layout.world_size // owners, owners
 
 
 def _pooling(module: Any, kind: str, sharding: Any, dim: int) -> Pooling:
