@@ -493,8 +493,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/managed/guard.py",
-        before="renewed = self._announced != self._now",
-        after="renewed = self._announced == 0",
+        before="renewed = self._chain_of_twins != self._chain",
+        after="renewed = self._chain_of_twins == 0",
         tests=MANAGED,
         why="after another batch than the announced one, ids get the rows that they would have had",
     ),

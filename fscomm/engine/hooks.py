@@ -31,7 +31,7 @@ def install_hooks(engine: Engine) -> contextlib.ExitStack:
         for calls in dict.fromkeys(engine.served.calls):
             install_module_hooks(engine, calls.start, undo)
         for handles in engine.handles.values():
-            undo.callback(handles.close)
+            undo.callback(handles.close)  # before `find`, which may fail when some tensors have another class already
         find(list(engine.handles.values()), [module.module for module in engine.modules])
         for handles in engine.handles.values():
             handles.accept()  # the present references are those of TorchRec and fbgemm themselves

@@ -31,14 +31,15 @@ from fscomm.device import is_traced, not_compiled
 
 _PROPERTIES = "dtype device layout shape ndim grad grad_fn is_leaf requires_grad _version"
 _METHODS = "size dim numel stride storage_offset element_size is_contiguous is_floating_point __len__"
-_SAYS_NO_VALUE = frozenset(
+# They read no value: `p.shape` in a training loop must not wait for updates.
+_READS_NO_VALUE = frozenset(
     [getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()]
     + [getattr(torch.Tensor, name).__set__ for name in ("grad", "requires_grad")]
     + [getattr(torch.Tensor, name) for name in _METHODS.split()]
 )
-_GIVES_AN_ARRAY = frozenset(getattr(torch.Tensor, name) for name in ("numpy", "__array__"))
+_RETURNS_AN_ARRAY = frozenset(getattr(torch.Tensor, name) for name in ("numpy", "__array__"))
 # Accesses through an address, or a storage, are not seen: the table counts as written when the address is returned.
-_GIVES_AN_ADDRESS = frozenset(
+_RETURNS_AN_ADDRESS = frozenset(
     getattr(torch.Tensor, name) for name in ("untyped_storage", "storage", "_typed_storage", "data_ptr", "__dlpack__")
 )
 _CHANGES_NO_VERSION = ("_fused_", "_amp_")  # torch's own functions that write, and do not count it
@@ -109,10 +110,12 @@ class Handles:
     def watch(self, tensor: Any, where: set[int | None]) -> None:
         """Watch a tensor whose memory is at `where`, if that is of these tables."""
         kind, number = type(tensor), id(tensor)
+        # The kernels' own tensors keep their class: an update of a worker would wait for itself.
         if not self.hold(where) or issubclass(kind, _Handle) or number in self._own or number in self._watched:
             return
         if kind not in self._classes:
             self._classes[kind] = type(kind.__name__, (_Handle, kind), {"__slots__": (), "of": self, "plain": kind})
+        # The object itself gets another class: optimizers, autograd and the program refer to this very tensor.
         tensor.__class__ = self._classes[kind]
         forget: Callable[[Any], Any] = lambda _: self._watched.pop(number, None)  # noqa: E731
         # Of a DTensor the address is None: the tensor inside it refers to the memory, and is watched, too.
@@ -120,16 +123,16 @@ class Handles:
 
     def look(self, function: Callable[..., Any] | None = None) -> None:
         """Complete updates: the program is about to call `function` with a handle."""
-        if not self.over and function not in _SAYS_NO_VALUE:
+        if not self.over and function not in _READS_NO_VALUE:
             self._before()
 
     def note(self, function: Callable[..., Any] | None, result: Any) -> None:
         """Watch those tensors of an operation's result that are handles. function: of torch, if it is one."""
         for tensor in tensors_in(result):
             self.watch(tensor, addresses(tensor))
-        if function in _GIVES_AN_ARRAY and not is_traced():
+        if function in _RETURNS_AN_ARRAY and not is_traced():
             self.hand_out(result, getattr(result, "base", None))
-        if function in _GIVES_AN_ADDRESS and not is_traced():
+        if function in _RETURNS_AN_ADDRESS and not is_traced():
             self.written()
 
     def hand_out(self, by: Any, tensor: Any) -> None:
@@ -161,7 +164,7 @@ class Handles:
                     break
                 time.sleep(_PAUSE_S)
                 unknown = self._others(address, self._known())
-            if unknown > last[address] and not found:
+            if unknown > last[address] and not found:  # perhaps an alias, which need not hold updates back for good
                 find([self], [])
                 found = True
             if found:
@@ -250,16 +253,17 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, 
     for owner in owners:
         owner.look(function)
     versions = [_version(tensor) for tensor, _ in handles]
+    # To their own classes, not `DisableTorchFunctionSubclass`: a ShardedTensor has a `__torch_function__` of its own.
     for tensor, kind in handles:
         tensor.__class__ = kind.plain
     try:
-        if function in _SAYS_NO_VALUE:
+        if function in _READS_NO_VALUE:
             return function(*args, **options)
         with _saved_by_autograd(owners):
             result = function(*args, **options)
     finally:
         for tensor, kind in handles:
-            if not kind.of.over:
+            if not kind.of.over:  # the function itself may have left the block
                 tensor.__class__ = kind
     writes = _writes(function, options)
     for (tensor, kind), version in zip(handles, versions, strict=True):
@@ -271,7 +275,7 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, 
 
 
 def _writes(function: Any, options: dict[str, Any]) -> bool:
-    """Whether a function may write a tensor without counting up its version."""
+    """Whether a function may write a tensor without counting up its version, as operators of other libraries may."""
     if isinstance(function, torch._ops.OpOverload):
         return bool(function._schema.is_mutable)
     if isinstance(function, torch._ops.OpOverloadPacket):

@@ -84,9 +84,10 @@ class LookupProxy:
         read = self._read()
         with _saved_tensors() as saved:
             rows = class_forward(self._target)(*args, **options)
-        if not rows.requires_grad:
+        if not rows.requires_grad:  # no gradients are computed, so there is nothing to update
             return rows
         make_update = self._update_of(args, options, saved)
+        # Detached: backward must not reach the kernel's own node, which would update the tables at once.
         return gradient_hook(rows.detach(), lambda *given: self.update(read, make_update(*given)), *saved)
 
     def _update_of(
@@ -118,6 +119,7 @@ class LookupProxy:
 
 
 def _is_same(tensor: torch.Tensor, option: Any) -> bool:
+    # By their memory: a saved tensor was detached, and is another object. All empty tensors are at address 0.
     return (
         isinstance(option, torch.Tensor)
         and (tensor.data_ptr(), tensor.dtype, tensor.shape) == (option.data_ptr(), option.dtype, option.shape)

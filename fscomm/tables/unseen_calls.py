@@ -24,6 +24,7 @@ _EXPORTS = "_to_dlpack", "_to_dlpack_versioned"
 _TRANSFORMS = "_add_batch_dim", "_wrap_for_grad", "_wrap_functional_tensor"
 _KEY = "ADInplaceOrView"  # before the kernels of backends, and also where gradients are off
 
+# A dispatcher key takes one kernel for an operator: blocks that are open at the same time share what is installed.
 _open: list[Handles] = []
 _before_collectives: list[Callable[[], None]] = []
 _lock = threading.Lock()
@@ -68,7 +69,8 @@ def _install(undo: contextlib.ExitStack) -> None:
         for name in names:
             if (function := getattr(where, name, None)) is not None:
                 instead[id(function)] = function, wraps(function)(partial(call, function))
-    for module in list(sys.modules.values()):  # others may have imported them by name
+    # Other modules may have imported a function by name. It is compared by identity: `==` of any object may raise.
+    for module in list(sys.modules.values()):
         values = dict(getattr(module, "__dict__", {}))
         if instead.keys().isdisjoint(map(id, values.values())):  # a loop in C, as there are half a million names
             continue
@@ -92,7 +94,7 @@ def _look(*values: Any) -> Iterator[list[Handles]]:
         handles.look()
     try:
         yield looked_at
-    finally:
+    finally:  # also after an error: half of a collective may have been received
         for handles in looked_at:
             handles.written()
 
@@ -101,6 +103,7 @@ def _collective(operator: Any, keys: Any, *args: Any, **options: Any) -> Any:
     for before in list(_before_collectives):
         before()
     with _look(args, options):
+        # Below this key, so that the next kernel is that of the backend, and not this function again.
         return operator.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **options)
 
 
