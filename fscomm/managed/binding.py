@@ -47,9 +47,9 @@ class ManagedBinding(TorchRecBinding):
     def output(self, features: KeyedJaggedTensor, given: list[Any], rows: list[torch.Tensor]) -> Any:
         if not self.tells_rows:
             return super().output(features, given, rows), NoWait(None)
-        *given, told = given
+        *given, mapped = given
         embeddings = super().output(features, given, rows)
-        return embeddings, self._remapped(given[0], [of_group.to(self.device) for of_group in told])
+        return embeddings, self._remapped(given[0], [of_group.to(self.device) for of_group in mapped])
 
     def _remapped(self, context: Any, rows: Sequence[torch.Tensor]) -> Any:
         """The features that the module returns where ids were mapped to `rows`, int64[N] of each group."""

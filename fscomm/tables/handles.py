@@ -21,7 +21,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -283,27 +283,6 @@ def _writes(function: Any, options: dict[str, Any]) -> bool:
     return "out" in options or getattr(function, "__name__", "").startswith(_CHANGES_NO_VERSION)
 
 
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """A table that a node of autograd has saved. version: of the tensor at that time."""
-
-    tensor: torch.Tensor
-    version: int
-    owners: Sequence[Handles]
-
-    def unpack(self) -> torch.Tensor:
-        """For the node's backward, which reads it after the updates that the plain loop has done by then."""
-        for owner in self.owners:
-            owner.look()
-        if (now := _version(self.tensor)) != self.version:  # where hooks are in use, torch does not compare them
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
-                f"table, or a view of it, of shape {list(self.tensor.shape)}, is at version {now}; expected version "
-                f"{self.version} instead"
-            )
-        return self.tensor
-
-
 def _saved_by_autograd(owners: Sequence[Handles]) -> contextlib.AbstractContextManager[Any]:
     """Around an operation on handles: autograd's nodes read saved tables without `__torch_function__`.
 
@@ -317,18 +296,28 @@ def _saved_by_autograd(owners: Sequence[Handles]) -> contextlib.AbstractContextM
     ):
         return contextlib.nullcontext()
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor | _Saved:
+    def pack(tensor: torch.Tensor) -> torch.Tensor | Callable[[], torch.Tensor]:
         where = addresses(tensor)
         holding = [owner for owner in owners if owner.hold(where)]
         for owner in holding:
             owner.watch(tensor, where)
-        return _Saved(tensor, _version(tensor), holding) if holding else tensor
+        return partial(_unpack, tensor, _version(tensor), holding) if holding else tensor
 
-    return torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved() if callable(saved) else saved)
 
 
-def _unpack(saved: torch.Tensor | _Saved) -> torch.Tensor:
-    return saved.unpack() if isinstance(saved, _Saved) else saved
+def _unpack(tensor: torch.Tensor, version: int, owners: Sequence[Handles]) -> torch.Tensor:
+    """A table that a node has saved at this version, for its backward: after the updates that the plain loop has done
+    by then."""
+    for owner in owners:
+        owner.look()
+    if (now := _version(tensor)) != version:  # where hooks are in use, torch does not compare them
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+            f"table, or a view of it, of shape {list(tensor.shape)}, is at version {now}; expected version "
+            f"{version} instead"
+        )
+    return tensor
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

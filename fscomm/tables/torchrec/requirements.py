@@ -212,7 +212,7 @@ def problems(
 
     calls: in a step, at most. problem_of_maps: of a module behind managed collision that is called so often.
     """
-    said: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     served: list[str] = []
     for name, module in found.items():
         rows = sharded.rows_of(module)
@@ -223,7 +223,7 @@ def problems(
         if of_groups and rows is not module:
             why = "; ".join(dict.fromkeys(of_groups.values()))
         if why is None and len(of_groups) == len(sharded.group_names(name, module)):
-            said |= of_groups
+            reasons |= of_groups
             continue
         device = sharded.where(module)
         if why is None and (len(served) + 1) * calls > MOST_CALLS:
@@ -232,21 +232,21 @@ def problems(
             why = f"its tables are on {device}, those of {served[0]} on {of_first}"
         if why is None:
             served.append(name)
-            said |= of_groups
+            reasons |= of_groups
         else:
-            said[name] = why
-    return said
+            reasons[name] = why
+    return reasons
 
 
 def group_problems(name: str, module: Any, make_codecs: MakeCodecs) -> dict[str, str]:
     """Why groups of the module of this name cannot be served, by what they are called."""
     module = sharded.rows_of(module)
-    said: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for (part, kind, sharding), lookup in zip(sharded.groups(name, module), module._lookups, strict=True):
         why = _problem_of_group(module, kind, sharding, make_codecs)
         if why := why or _problem_of_lookup(module, kind, sharding, lookup):
-            said[part] = why
-    return said
+            reasons[part] = why
+    return reasons
 
 
 def _problem_of_module(module: Any, context: RankContext) -> str | None:
