@@ -23,7 +23,7 @@ from fscomm.plan.sharding_group import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import Report
 from fscomm.tables.binding import MOST_CALLS
-from fscomm.tables.torchrec.installed import torchrec_version
+from fscomm.tables.torchrec import torchrec_version
 from fscomm.transports.opening import agree_on, split_name
 from fsranks.machine.at_exit import at_exit, why_over
 from fsranks.meeting import Meeting

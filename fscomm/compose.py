@@ -1,5 +1,5 @@
-"""Which plan a group has, and all kernels of planning, compiled ahead: otherwise numba compiles each at its first use,
-in a step."""
+"""Which plan and which tables a group has, and all kernels of planning, compiled ahead: otherwise numba compiles each
+at its first use, in a step."""
 
 import gc
 from collections.abc import Iterator
@@ -28,6 +28,15 @@ def group_plan(layout: GroupLayout) -> GroupPlan:
 
         return TwoLevelPlan(layout)
     return RowPlan(layout)
+
+
+def tables_kind(layout: GroupLayout, of_rows: Any) -> Any:
+    """The class of the group's tables. of_rows: that of tables which are not pooled (`GroupTables`)."""
+    if layout.pooling is None:
+        return of_rows
+    from fscomm.bags.pooled_tables import PooledTables
+
+    return PooledTables
 
 
 def compile_kernels() -> None:

@@ -294,7 +294,7 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/tables/handles.py",
-        before="        for tensor in tensors_in(result):\n            self.watch(tensor, places(tensor))\n",
+        before="        for tensor in tensors_in(result):\n            self.watch(tensor, addresses(tensor))\n",
         after="",
         tests=("tests/comm/engine/test_flushing.py", "tests/comm/exactness/test_programs.py"),
         why="a view of a table that the user makes inside the block is read before its updates are complete",
@@ -314,7 +314,7 @@ BREAKS: tuple[Break, ...] = (
         why="on a GPU row-wise means fail: lengths in host memory are divided by tensors of the device",
     ),
     Break(
-        file="fscomm/tables/group_tables.py",
+        file="fscomm/bags/pooled_tables.py",
         before="of_bags = shares[first].view(len(widths), -1).T",
         after="of_bags = shares[first].view(-1, len(widths))",
         tests=("tests/comm/engine/test_tables.py",),
@@ -494,8 +494,8 @@ BREAKS: tuple[Break, ...] = (
     ),
     Break(
         file="fscomm/managed/guard.py",
-        before="renewed = self._announced != self._now",
-        after="renewed = self._announced == 0",
+        before="renewed = self._chain_of_twins != self._chain",
+        after="renewed = self._chain_of_twins == 0",
         tests=MANAGED,
         why="after another batch than the announced one, ids get the rows that they would have had",
     ),

@@ -1,7 +1,4 @@
-"""Whether gloo adds in the order in which pooled row-wise tables are added up here: only then are the bits the same.
-
-Of bags only; no transport uses it.
-"""
+"""Whether gloo adds in the order in which parts of pooled vectors are added here: otherwise sums have other bits."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -19,10 +16,10 @@ UNKNOWN = "gloo adds the parts of its vectors in an order that fscomm does not k
 
 
 def unknown_orders(groups: Mapping[str, Any], *, timeout_s: float) -> dict[str, str]:
-    """Why tables cannot be served, since gloo does not add in the order that `plan/gloo_order.py` says.
+    """Why sharding groups cannot be served: gloo adds in another order than that of `gloo_order`. By name.
 
-    groups: by what tables are called: the process group in which their vectors are added up. Collective: it compares
-    the order with real reduce-scatters.
+    groups: the process group that adds up the vectors of each. Collective: it compares the order with real
+    reduce-scatters.
     """
     checked = {group: _is_known(group, timeout_s) for group in dict.fromkeys(groups.values())}
     return {name: UNKNOWN for name, group in groups.items() if not checked[group]}

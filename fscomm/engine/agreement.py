@@ -21,7 +21,7 @@ from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
 from fscomm.report.recorder import Recorder
 from fscomm.tables.binding import Binding
-from fscomm.tables.torchrec.installed import torchrec_version
+from fscomm.tables.torchrec import torchrec_version
 from fsranks.meeting import Meeting
 from fsranks.rank_context import RankContext
 
@@ -73,7 +73,7 @@ def agree_on_modules(
     given = {"transport": transport, "strict": strict, "calls": calls, "ranks_per_host": ranks_per_host, "parts": parts}
     same = {name: str(value) for name, value in given.items()} | {"verifies": str(_is_installed("verify"))}
     try:
-        from fscomm.tables.torchrec.bind import unquantised
+        from fscomm.tables.torchrec.binding import unquantised
         from fscomm.tables.torchrec.features import features_problem, forward_size, make_features
         from fscomm.tables.torchrec.requirements import MakeCodecs
         from fscomm.tables.torchrec.requirements import problems as problems_here
@@ -194,7 +194,7 @@ def _agree_to_run_plainly(
 
 def _bind(name: str, module: Any, **options: Any) -> Binding:
     """As `bind`, with what the extension of the module's kind adds."""
-    from fscomm.tables.torchrec.bind import bind
+    from fscomm.tables.torchrec.binding import bind
     from fscomm.tables.torchrec.sharded import is_managed
 
     if is_managed(module):

@@ -31,7 +31,7 @@ def install_hooks(engine: Engine) -> contextlib.ExitStack:
         for calls in dict.fromkeys(engine.served.calls):
             install_module_hooks(engine, calls.start, undo)
         for handles in engine.handles.values():
-            undo.callback(handles.close)
+            undo.callback(handles.close)  # before `find`, which may fail when some tensors have another class already
         find(list(engine.handles.values()), [module.module for module in engine.modules])
         for handles in engine.handles.values():
             handles.accept()  # the present references are those of TorchRec and fbgemm themselves
@@ -41,50 +41,44 @@ def install_hooks(engine: Engine) -> contextlib.ExitStack:
 
 def install_module_hooks(engine: Engine, m: int, undo: contextlib.ExitStack) -> None:
     """Those of one module, m by its first call; `undo` removes them."""
-    module = engine.modules[m]
-    module.module.forward = ours = ServedForward(engine, m)
-    undo.callback(_restore_forward, module.module, ours)
+    module, handles = engine.modules[m], engine.handles[m]
+    _replace(module.module, "forward", ServedForward(engine, m), undo)
     groups = engine.served.groups[m]
     for group in groups:
         empty = not engine.served.kernels[group]
-        for number, target in enumerate(module.proxy_targets(group - groups.start)):
+        for number, target in enumerate(module.proxied[group - groups.start]):
             read, update = partial(engine.may_read, group), partial(engine.take_plain_update, group, number)
-            proxy = LookupProxy(target, empty=empty, read=read, update=update)
-            proxy.install()
-            undo.callback(proxy.remove)
-            _watch_calls(target, engine.handles[m], undo)
-    undo.callback(module.module.register_state_dict_pre_hook(partial(_flush, engine, m)).remove)
-    undo.callback(module.module.register_state_dict_post_hook(partial(_watch, engine.handles[m])).remove)
+            _replace(target, "forward", LookupProxy(target, empty=empty, read=read, update=update), undo)
+            for name in (*KERNEL_READS, *KERNEL_WRITES):
+                if callable(own := getattr(target, name, None)):
+                    _replace(target, name, partial(_watched, handles, own, name in KERNEL_WRITES), undo)
+    flush = module.module.register_state_dict_pre_hook(lambda *_: engine.flush([m]))
+    # It returns new DTensors, which see operations before the tensors inside them do.
+    watch = module.module.register_state_dict_post_hook(lambda _, state, *__: handles.note(None, state))
+    undo.callback(flush.remove)
+    undo.callback(watch.remove)
 
 
-def _watch_calls(kernel: Any, handles: Handles, undo: contextlib.ExitStack) -> None:
-    """Watch the methods of a kernel through which programs access its tables: its own tensors are no handles."""
-
-    def watched(name: str, own: Any, *args: Any, **options: Any) -> Any:
-        handles.look()
-        result = own(*args, **options)
-        handles.note(own, result)
-        if name in KERNEL_WRITES:
-            handles.written()
-        return result
-
-    for name in (*KERNEL_READS, *KERNEL_WRITES):
-        if callable(own := getattr(kernel, name, None)):
-            restore = partial(setattr, kernel, name, own) if name in vars(kernel) else partial(delattr, kernel, name)
-            undo.callback(restore)
-            setattr(kernel, name, partial(watched, name, own))
+def _watched(handles: Handles, own: Any, writes: bool, *args: Any, **options: Any) -> Any:
+    """Call a method of a kernel through which programs access its tables: the kernel's own tensors are no handles."""
+    handles.look()
+    result = own(*args, **options)
+    handles.note(own, result)
+    if writes:
+        handles.written()
+    return result
 
 
-def _restore_forward(target: Any, ours: ServedForward) -> None:
-    """Unless other code, such as a train pipeline, has replaced it since."""
-    if vars(target).get("forward") is ours:
-        del target.forward
+def _replace(target: Any, name: str, ours: Any, undo: contextlib.ExitStack) -> None:
+    """Set an attribute of this instance. `undo` puts back what was there, unless other code, such as a train pipeline,
+    has replaced ours since."""
+    before = vars(target).get(name)
 
+    def restore() -> None:
+        if vars(target).get(name) is ours:
+            delattr(target, name)
+            if before is not None:
+                setattr(target, name, before)
 
-def _flush(engine: Engine, m: int, *_: Any) -> None:
-    engine.flush([m])
-
-
-def _watch(handles: Handles, _: Any, state: Any, *__: Any) -> None:
-    """Watch what a `state_dict()` returns: new DTensors, which see operations before the tensors inside them do."""
-    handles.note(_watch, state)
+    setattr(target, name, ours)
+    undo.callback(restore)

@@ -4,7 +4,7 @@ are."""
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from fscomm.managed.guard import MapGuard
 from fscomm.managed.maps import MapsAhead
 from fscomm.tables.torchrec.binding import TorchRecBinding
-from fscomm.tables.torchrec.module_view import Keep, output_of_rows
+from fscomm.tables.torchrec.module_view import Keep, ModuleView, through_callbacks
 from fscomm.tables.torchrec.sharded import HOST
 
 
-@dataclass(slots=True, kw_only=True)
 class ManagedBinding(TorchRecBinding):
     """Its input dists are those of the collection of maps: ids stay as they are."""
+
+    __slots__ = ()
 
     @property
     def _asks(self) -> Any:
@@ -36,8 +37,7 @@ class ManagedBinding(TorchRecBinding):
         return bool(self.module._return_remapped_features)
 
     def create_input_dists(self, features: KeyedJaggedTensor) -> None:
-        # With slots a class is made twice, and super() knows the first one.
-        TorchRecBinding.create_input_dists(self, features)
+        super().create_input_dists(features)
         if not self.input_dists:
             self.input_dists = [_on_host(dist) for dist in self._asks._input_dists]
 
@@ -46,20 +46,25 @@ class ManagedBinding(TorchRecBinding):
 
     def output(self, features: KeyedJaggedTensor, given: list[Any], rows: list[torch.Tensor]) -> Any:
         if not self.tells_rows:
-            return TorchRecBinding.output(self, features, given, rows), NoWait(None)
-        *given, told = given
-        embeddings = TorchRecBinding.output(self, features, given, rows)
-        if features.stride() == 0:
-            return embeddings, NoWait(features)
-        return embeddings, output_of_rows(self._asks, given[0], [of_group.to(self.device) for of_group in told])
+            return super().output(features, given, rows), NoWait(None)
+        *given, mapped = given
+        embeddings = super().output(features, given, rows)
+        return embeddings, self._remapped(given[0], [of_group.to(self.device) for of_group in mapped])
+
+    def _remapped(self, context: Any, rows: Sequence[torch.Tensor]) -> Any:
+        """The features that the module returns where ids were mapped to `rows`, int64[N] of each group."""
+        dists = [partial(through_callbacks, dist) for dist in self._asks._output_dists]
+        of_groups = [of_group.unsqueeze(-1) for of_group in rows]  # as a look-up returns rows: of one column here
+        changed = ModuleView(self._asks, _output_dists=dists, _kjt_list_to_tensor_list=lambda _: of_groups)
+        return type(self._asks).output_dist(changed, context, None)
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
-        TorchRecBinding.on_gradient(self, output[0], then)
+        super().on_gradient(output[0], then)
 
     def around_wait(self, output: Any, guard: Callable[[], AbstractContextManager[None]]) -> None:
         for each in output:
             if isinstance(each, LazyAwaitable):
-                TorchRecBinding.around_wait(self, each, guard)
+                super().around_wait(each, guard)
 
 
 def guarded(module: Any) -> dict[str, Any]:

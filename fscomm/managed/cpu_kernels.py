@@ -99,7 +99,6 @@ def zero_collision_hash(
     int32[Z, 1] hours at which slots expire, input_metadata int32[N] those of the ids; sizes and offsets int64[N] of
     the buckets.
     """
-    del unused
     if input.dtype != identities.dtype:
         raise TypeError(f"ids are {input.dtype}, but a table of MPZCH has ids of {identities.dtype}: convert them")
     if outside := input[(offsets < 0) | (offsets + local_sizes > len(identities))].tolist():

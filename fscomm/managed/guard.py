@@ -1,11 +1,10 @@
-"""Whether the maps of a module are where its ids were mapped from, and how they get there.
+"""Decides whether ids that were mapped ahead of a forward still have these rows when it runs.
 
-Which row an id has is said by maps that training writes. A batch is mapped one step ahead, by *twins* of the maps
-(`maps.py`), from what the maps will be when all batches before it had their forward. That holds as long as every
-forward in training is of the batch that was announced. If it does not hold any more (another batch, a forward left out,
-maps written by hand, another hour), the batches that were mapped already run plainly, and the twins are made anew, by
-the next announcement: from the module's own maps, and the batch that is announced and has had no forward yet, which
-they *replay*.
+Maps that training writes give each id its row. A batch is mapped one step ahead, by *twins* of the maps (`maps.py`),
+which have the state that the module's own maps will have after the forwards of all batches before it. This is correct
+as long as every forward in training is of the batch that was announced. Otherwise (another batch, a skipped forward,
+maps written by hand, another hour) the batches that were already mapped run plainly. The next announcement makes new
+twins of the module's own maps. These first *replay* the announced batch that has not had its forward yet.
 """
 
 import contextlib
@@ -31,18 +30,18 @@ _NOT_WRITTEN = "its maps were written when its ids were mapped ahead, and are on
 
 
 class MapGuard(ForwardGuard):
-    """Of one module. A *chain* is a row of batches, each mapped from what the one before left; it holds as long as
-    their forwards run in the hours in which they were mapped."""
+    """Of one module. A *chain* is a sequence of batches, each mapped from the state that the one before left. It is
+    valid as long as their forwards run in this order, in the hours in which they were mapped."""
 
     reassigns: ClassVar[str | None] = EVICTED
 
     def __init__(self, maps: MapsAhead) -> None:
         self.maps = maps
-        self._now = 1  # the chain to which the next forward belongs
-        self._announced = 0  # the chain of the twins
-        self._of_step: dict[int, int] = {}
+        self._chain = 1  # to which the next forward belongs
+        self._chain_of_twins = 0
+        self._chain_of_step: dict[int, int] = {}
         self._ran_in = UNKNOWN  # the hour of the last forward
-        self._has_held = False  # the maps have what the batch that the user holds changes
+        self._has_held = False  # the module's maps include the batch that the user holds
         self._versions = maps.versions()
 
     def why_not_ahead(self, *, prefetched: bool) -> str | None:
@@ -52,15 +51,18 @@ class MapGuard(ForwardGuard):
 
     def announce(self, step: int) -> Mapping[str, Any] | None:
         self._notice()
-        renewed = self._announced != self._now
-        self._announced = self._of_step[step] = self._now
-        self._of_step = {number: chain for number, chain in self._of_step.items() if number > step - 3}
+        renewed = self._chain_of_twins != self._chain
+        self._chain_of_twins = self._chain_of_step[step] = self._chain
+        recent = {number: chain for number, chain in self._chain_of_step.items() if number > step - 3}
+        self._chain_of_step = recent  # older steps have had their forward
         return self.maps.snapshot() if renewed else None
 
     def decide(self, step: int, record: Record) -> str | None:
         self._notice()
-        if self._of_step.get(step) != self._now:
+        if self._chain_of_step.get(step) != self._chain:
             return _ANOTHER_BATCH
+        # Policies evict by the hour at which a forward runs, so both batches must have been mapped in that hour: this
+        # one, and the one before, from whose state it was mapped.
         if record.hour_before not in (None, self._ran_in) or record.hour != self.maps.hour():
             self._begin_chain()
             return _ANOTHER_HOUR
@@ -73,14 +75,14 @@ class MapGuard(ForwardGuard):
         return any(rows is not None for rows in record.evictions.values())
 
     def before_rows(self, record: Record) -> None:
-        self.maps.publish(record)
+        self.maps.publish(record)  # it writes to the maps, and so changes their versions
         self._has_held, self._ran_in, self._versions = True, record.hour, self.maps.versions()
         if self.reassigns_rows(record):
             self.maps.evict(record)
 
     @contextlib.contextmanager
     def around_own_forward(self, *, as_announced: bool) -> Iterator[None]:
-        """It changes the maps in training mode. The chain goes on if it changes them as the twins did: if all of it
+        """It changes the maps in training mode. The chain stays valid if it changes them as the twins did: if all of it
         runs in one hour, with the batch that was announced, from the maps that the twins were made of."""
         if not self.maps.writes:
             yield
@@ -88,9 +90,9 @@ class MapGuard(ForwardGuard):
         hour, fits = self.maps.hour(), False
         try:
             yield
-            fits = as_announced and self._announced == self._now and self.maps.hour() == hour
+            fits = as_announced and self._chain_of_twins == self._chain and self.maps.hour() == hour
         finally:
-            if not fits:
+            if not fits:  # also after an error: some of the maps may have been written
                 self._begin_chain()
             self._has_held, self._ran_in, self._versions = fits, hour, self.maps.versions()
 
@@ -122,11 +124,11 @@ class MapGuard(ForwardGuard):
         return record.counts
 
     def _begin_chain(self) -> None:
-        """The maps are no more what was expected of them, or will not be: there is another chain from here on."""
-        self._now += 1
+        """The maps do not have the expected state any more: batches that are mapped from here on are another chain."""
+        self._chain += 1
         self._versions = self.maps.versions()
 
     def _notice(self) -> None:
-        """Whether somebody has written to the maps."""
+        """Begin another chain if the program has written to the maps."""
         if self.maps.versions() != self._versions:
             self._begin_chain()

@@ -84,6 +84,8 @@ class MapsAhead:
 
     def versions(self) -> list[object]:
         """What changes when the program writes to the module's maps in place, or sets one of them otherwise."""
+        # A comparison of the values themselves would read all ids of all tables in each step. The numbers of MCH are
+        # attributes, which have no version.
         found: list[object] = []
         for own in self._own.values():
             found += [each._version for each in (*own.parameters(), *own.buffers())]
@@ -112,7 +114,7 @@ class MapsAhead:
             end = start + sum(given.values())
             rows[start:end] = self._remap(record, table, given, torch.from_numpy(ids[start:end])).cpu().numpy()
             start = end
-        if self.hour() != hour:
+        if self.hour() != hour:  # some tables of this batch may have been mapped in the next hour
             record.hour = UNKNOWN
         return rows
 
@@ -131,9 +133,11 @@ class MapsAhead:
         kjt = KeyedJaggedTensor(keys=list(given), values=ids, lengths=lengths, stride=1)
         with torch.no_grad():
             slots_before, before = twin.slots(ids), twin.before()
+            # TorchRec's own methods, with the twin in the place of the module's map: they also update the hours and
+            # counts by which ids are evicted, in the order of the batches.
             remapping = ModuleView(self._collection, _managed_collision_modules={table: twin.module})
             rows: torch.Tensor = type(self._collection).get_lookup_value(remapping, table, kjt)[table].values()
-            of_all_ranks = twin.module.evict()
+            of_all_ranks = twin.module.evict()  # to be called once a batch: it forgets what it returns
             slots = twin.slots(ids)
             evicted = None if of_all_ranks is None else of_all_ranks - first_row
             record.evictions[table] = evicted
@@ -187,9 +191,9 @@ class _Map(ABC):
     def slots(self, ids: torch.Tensor) -> torch.Tensor:
         """int64[N] a number of the row that each id has for its own; -1: it has none."""
 
-    @abstractmethod
     def before(self) -> Any:
-        """What `change` and `filled` want to know of the time before a batch."""
+        """What `change` and `filled` have to know of the map before a batch."""
+        return None
 
     @abstractmethod
     def change(self, before: Any, rows: torch.Tensor, ids: torch.Tensor, *, evicted: bool) -> Any:
@@ -229,9 +233,6 @@ class _Hashed(_Map):
         )
         return torch.where(self._identities[slots] == values, slots, -1)
 
-    def before(self) -> None:
-        return None
-
     def change(self, before: None, rows: torch.Tensor, ids: torch.Tensor, *, evicted: bool) -> Any:
         names = ("_hash_zch_identities", "_hash_zch_metadata", "_hash_zch_runtime_meta")
         written = [name for name in names if getattr(self.module, name, None) is not None]
@@ -270,6 +271,7 @@ class _Sorted(_Map):
     def change(self, before: tuple[bool, int, int], rows: torch.Tensor, ids: torch.Tensor, *, evicted: bool) -> Any:
         first, start, _ = before
         module = self.module
+        # An eviction consumes the history: it changes the buffers, and the next batch is noted from the start again.
         piece = slice(start, start if evicted else module._current_history_buffer_offset)
         return SimpleNamespace(
             first=len(ids) if first else None,
@@ -287,7 +289,7 @@ class _Sorted(_Map):
     def publish(self, change: Any) -> None:
         module = self.module
         if change.first is not None:
-            some = torch.empty(change.first, device="meta")
+            some = torch.empty(change.first, device="meta")  # of the first batch it reads the number of ids only
             module._init_history_buffers({"": SimpleNamespace(values=lambda: some)})
         for name, number in change.numbers.items():
             setattr(module, name, number)

@@ -75,10 +75,10 @@ METHODS: dict[type, tuple[str, ...]] = {  # what a forward goes through, beside 
 
 def problem_of_maps(module: Any, calls: int) -> str | None:
     """Why a module behind managed collision cannot be served, whose tables can be. calls: in a step, at most."""
-    if why := unmet(module, MANAGED):
+    if why := unmet(MANAGED, module):
         return why
     collection = module._managed_collision_collection
-    if why := unmet(collection, MAPS):
+    if why := unmet(MAPS, collection):
         return why
     for part, (kind, methods) in zip((module, collection), METHODS.items(), strict=True):
         if why := changed(part, kind, methods):
@@ -99,8 +99,8 @@ def _problem_of_map(each: Any) -> str | None:
     if type(each) not in KINDS:
         return f"maps of the kind {type(each).__name__} are not known"
     if type(each) is MCHManagedCollisionModule:
-        return unmet(each, SORTED)
-    if why := unmet(each, HASHED):
+        return unmet(SORTED, each)
+    if why := unmet(HASHED, each):
         return why
     if not trains(each):
         return "MPZCH cannot be trained on the CPU without kernels for it: enable(..., cpu_kernels=True)"

@@ -18,7 +18,7 @@ from fscomm.managed.maps import own_maps
 from fscomm.managed.requirements import METHODS
 from fscomm.tables.torchrec import requirements
 from fscomm.tables.torchrec.sharded import HOST
-from fscomm.verify.trial_modules import RANKS, RATE, ROWS, TABLES, Trial, batches, rows, shard, tensors_of_rows
+from fscomm.verify.trial_modules import RANKS, RATE, ROWS, TABLES, Trial, rows, shard
 
 IDS = 60  # of fewer rows
 
@@ -29,8 +29,7 @@ def trial_of(module: Any) -> Trial:
     return Trial(
         kind=f"managed collision by {' and '.join(sorted(kind.__name__ for kind in kinds))}",
         make=partial(_make, kinds=kinds),
-        batches=partial(batches, ids=IDS),
-        tensors=lambda output: tensors_of_rows(output[0]),
+        ids=IDS,
         methods=requirements.METHODS | METHODS,
     )
 

@@ -5,7 +5,7 @@ names and its process group stay as they are.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fscomm.compose import tables_kind
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.forward_guard import ForwardGuard
-from fscomm.tables.group_tables import Codecs, GroupTables, PooledTables, Tables
+from fscomm.tables.group_tables import Codecs, GroupTables
 
 MOST_CALLS = 62  # of all modules in a step: a status word has one bit for each
 
@@ -45,35 +46,36 @@ class Binding(ABC):
 
     Attributes:
         name: as the user sees it.
+        device: of the tables of this rank.
+        process_group: of the ranks that share the tables.
         layouts: [G] how the tables of each group lie on the ranks.
         codecs: [G] how its rows and gradients are encoded.
+        divide_by: [G] what its gradients are divided by before they update rows, one number after the other.
         kernels: [G][...] its fused kernels on this rank, with the interface of fbgemm's.
+        proxied: [G][...] the modules whose forward reads the tables: the kernels or, on a rank without any, the look-up
+            itself. So every rank has a proxy for every group, and all submit the same updates (see `lookups`).
         plain: the module's own forward.
         guard: what is asked where its own forward may give rows to other ids.
+        plainly: why its other groups run plainly, by name.
     """
 
     name: str
     module: Any
+    device: torch.device
+    process_group: Any
     layouts: list[GroupLayout]
     codecs: list[Codecs]
+    divide_by: list[Sequence[int]]
     kernels: list[list[Any]]
+    proxied: list[list[Any]]
     plain: Callable[..., Any]
     guard: ForwardGuard = field(default_factory=ForwardGuard)
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """The device of the tables of this rank."""
-
-    @property
-    @abstractmethod
-    def process_group(self) -> Any:
-        """The ranks that share the tables."""
+    plainly: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def in_part(self) -> bool:
         """Whether some groups run plainly, inside a forward whose other groups are served."""
-        return False
+        return bool(self.plainly)
 
     @property
     def whole_batches_only(self) -> str | None:
@@ -88,15 +90,6 @@ class Binding(ABC):
     def learn(self, given: list[Any], rows: Sequence[np.ndarray | None]) -> None:
         """Add to what `prepare` gave for `output` the rows int64[N] of each group, where it tells them."""
         raise NotImplementedError
-
-    @abstractmethod
-    def divide_by(self, group: int) -> Sequence[int]:
-        """What the gradients of the group are divided by before they update rows, one number after the other."""
-
-    @abstractmethod
-    def proxy_targets(self, group: int) -> list[Any]:
-        """The modules whose forward reads the tables: the fused kernels or, on a rank without any, the look-up itself.
-        So every rank has a proxy for every group, and all submit the same updates (see `lookups`)."""
 
     def create_input_dists(self, features: Any) -> None:
         """Called by the training thread before features are announced. Input dists that TorchRec creates at the first
@@ -135,12 +128,12 @@ class Binding(ABC):
 
     def tables(self, group: int) -> GroupTables:
         layout = self.layouts[group]
-        kind: type[GroupTables] = Tables if layout.pooling is None else PooledTables
+        kind: type[GroupTables] = tables_kind(layout, GroupTables)
         return kind(
             self.kernels[group],
             dim=layout.dim,
             codecs=self.codecs[group],
-            divide_by=self.divide_by(group),
+            divide_by=self.divide_by[group],
             where=self.device,
         )
 

@@ -37,33 +37,27 @@ class ForwardGuard:
 
         prefetched: the user asked for it before the batch before it was trained on.
         """
-        del prefetched
         return None
 
     def announce(self, step: int) -> Any:
         """The batch of `step` is announced. The state that the ids worker has to begin with; None: it has the right
         one, that after the batch before."""
-        del step
         return None
 
     def decide(self, step: int, record: Any) -> str | None:
         """Why what `assign` did with the batch of `step` does not fit its forward any more, or None."""
-        del step, record
         return None
 
     def reassigns_rows(self, record: Any) -> bool:
         """Whether the forward of this batch reassigns rows of this rank."""
-        del record
         return False
 
     def before_rows(self, record: Any) -> None:
         """A forward runs with what was fetched ahead: the module, and the rows that are reassigned, become what its own
         forward would make of them. These rows have all updates of their old ids."""
-        del record
 
     def around_own_forward(self, *, as_announced: bool) -> AbstractContextManager[None]:
         """Around the module's own forward. as_announced: it is of the batch that was announced."""
-        del as_announced
         return nullcontext()
 
     def leave_batch(self) -> None:
@@ -80,7 +74,6 @@ class ForwardGuard:
         before: that of the batch before it; None: there is none. state: what `announce` returned; if there is one, the
         worker goes back to it and does the batch before once more.
         """
-        del before, state
         return None
 
     def assign(self, record: Any, group: int, ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -100,5 +93,4 @@ class ForwardGuard:
 
     def counts(self, record: Any) -> Mapping[str, Managed]:
         """By table, what the report adds up."""
-        del record
         return {}

@@ -14,7 +14,6 @@ order, and no rank waits for an update that another rank never submits.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ class GradientHook(torch.autograd.Function):
 
 
 class LookupProxy:
-    """Replaces the `forward` of `target`, from `install` until `remove`.
+    """Replaces the `forward` of `target`.
 
     target: a fused kernel; on a rank without one, the look-up, which then looks up nothing (`empty`).
     read: called before a look-up reads; blocks until it may, and returns what it reads, for `update`.
@@ -80,21 +79,16 @@ class LookupProxy:
         self._read = read
         self.update = update
 
-    def install(self) -> None:
-        self._target.forward = self
-
-    def remove(self) -> None:
-        del self._target.forward
-
     @not_compiled
     def __call__(self, *args: Any, **options: Any) -> torch.Tensor:
         read = self._read()
         with _saved_tensors() as saved:
             rows = class_forward(self._target)(*args, **options)
-        if not rows.requires_grad:
+        if not rows.requires_grad:  # no gradients are computed, so there is nothing to update
             return rows
         make_update = self._update_of(args, options, saved)
-        return gradient_hook(rows.detach(), partial(self._deliver, read, make_update), *saved)
+        # Detached: backward must not reach the kernel's own node, which would update the tables at once.
+        return gradient_hook(rows.detach(), lambda *given: self.update(read, make_update(*given)), *saved)
 
     def _update_of(
         self, args: tuple[Any, ...], options: dict[str, Any], saved: list[torch.Tensor]
@@ -123,11 +117,9 @@ class LookupProxy:
 
         return make_update
 
-    def _deliver(self, read: Any, make_update: Callable[..., ApplyUpdate], *saved: torch.Tensor) -> None:
-        self.update(read, make_update(*saved))
-
 
 def _is_same(tensor: torch.Tensor, option: Any) -> bool:
+    # By their memory: a saved tensor was detached, and is another object. All empty tensors are at address 0.
     return (
         isinstance(option, torch.Tensor)
         and (tensor.data_ptr(), tensor.dtype, tensor.shape) == (option.data_ptr(), option.dtype, option.shape)

@@ -58,7 +58,7 @@ def take_hyper(kernel: Any) -> Hyper:
         before = _counters(kernel)
         _forward_without_ids(kernel)
         now = _counters(kernel)
-        if before["iter_cpu"] or not before["iter"]:
+        if before["iter_cpu"] or not before["iter"]:  # else this forward counted more than later ones will
             _counted[kernel] = {name: number - before[name] for name, number in now.items() if number != before[name]}
     else:
         for name, number in counted.items():
@@ -120,7 +120,7 @@ class Shadow:
         if not copies:
             return self
         kernel = _copy(self._kernel, self._pooling)
-        for name, copied in copies.items():
+        for name, copied in copies.items():  # `nn.Module` accepts no plain tensor in the place of a parameter
             kernel._parameters.pop(name, None)
             kernel._buffers.pop(name, None)
             vars(kernel)[name] = copied
@@ -145,13 +145,14 @@ class Shadow:
             out.grad_fn(gradient.view_as(out))
 
     def _current(self) -> Any:
+        # The program may have set other parameters, as `load_state_dict(assign=True)` does.
         if not all(getattr(self._copy, name) is getattr(self._kernel, name) for name in self._memory):
             self._copy = _copy(self._kernel, self._pooling)
         return self._copy
 
 
 def _copy(kernel: Any, pooling: Any) -> Any:
-    copied = copy.copy(kernel)
+    copied = copy.copy(kernel)  # shallow: tables and optimizer state are those of the kernel
     for name in ("forward", *KERNEL_READS, *KERNEL_WRITES):  # hooks on the kernel: proxies, and calls that are watched
         copied.__dict__.pop(name, None)
     for name, value in vars(kernel).items():

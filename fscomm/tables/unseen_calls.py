@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from fscomm.tables.handles import Handles, run, tensors_in
-from fscomm.tables.references import places
+from fscomm.tables.handles import Handles, addresses, run, tensors_in
 
 _SCRIPT = torch._C.ScriptFunction, torch._C.ScriptMethod
 _EXPORTS = "_to_dlpack", "_to_dlpack_versioned"
 _TRANSFORMS = "_add_batch_dim", "_wrap_for_grad", "_wrap_functional_tensor"
 _KEY = "ADInplaceOrView"  # before the kernels of backends, and also where gradients are off
 
+# A dispatcher key takes one kernel for an operator: blocks that are open at the same time share what is installed.
 _open: list[Handles] = []
 _before_collectives: list[Callable[[], None]] = []
 _lock = threading.Lock()
@@ -69,7 +69,8 @@ def _install(undo: contextlib.ExitStack) -> None:
         for name in names:
             if (function := getattr(where, name, None)) is not None:
                 instead[id(function)] = function, wraps(function)(partial(call, function))
-    for module in list(sys.modules.values()):  # others may have imported them by name
+    # Other modules may have imported a function by name. It is compared by identity: `==` of any object may raise.
+    for module in list(sys.modules.values()):
         values = dict(getattr(module, "__dict__", {}))
         if instead.keys().isdisjoint(map(id, values.values())):  # a loop in C, as there are half a million names
             continue
@@ -83,21 +84,17 @@ def _put(owner: Any, name: str, instead: Any, undo: contextlib.ExitStack) -> Non
     setattr(owner, name, instead)
 
 
-def _looked_at(*values: Any) -> list[Handles]:
-    """The handles of those tables to which tensors in `values` belong."""
-    where = set().union(*(places(tensor) for tensor in tensors_in(values))) if _open else set()
-    return [handles for handles in list(_open) if handles.hold(where)]
-
-
 @contextlib.contextmanager
 def _look(*values: Any) -> Iterator[list[Handles]]:
-    """Around a call that may read and write the tensors in `values`; gives the handles of their tables."""
-    looked_at = _looked_at(*values)
+    """Around a call that may read and write the tensors in `values`; gives the handles of those tables to which they
+    belong."""
+    where = set().union(*(addresses(tensor) for tensor in tensors_in(values))) if _open else set()
+    looked_at = [handles for handles in list(_open) if handles.hold(where)]
     for handles in looked_at:
         handles.look()
     try:
         yield looked_at
-    finally:
+    finally:  # also after an error: half of a collective may have been received
         for handles in looked_at:
             handles.written()
 
@@ -106,6 +103,7 @@ def _collective(operator: Any, keys: Any, *args: Any, **options: Any) -> Any:
     for before in list(_before_collectives):
         before()
     with _look(args, options):
+        # Below this key, so that the next kernel is that of the backend, and not this function again.
         return operator.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **options)
 
 

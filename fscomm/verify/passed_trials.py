@@ -1,7 +1,7 @@
 """Which kinds of modules passed their trial on the installed versions, kept on disk beside the compiled kernels.
 
-A file that is missing, damaged, or of other versions says nothing: then there is a trial. Failed trials are not kept,
-as what made them fail may be repaired without another version.
+Where the file is missing, damaged or of other versions, trials are made again. Failed trials are not kept, as their
+cause may be repaired without a new version.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def _kept() -> dict[str, list[str]]:
 
 
 def versions() -> dict[str, str]:
-    """Of what a trial depends on. Of fscomm it is the hash of its sources."""
+    """Of all that a trial depends on. For fscomm it is the hash of its sources."""
     found = {name: sys.modules[name].__version__ for name in _VERSIONS}
     return found | {"python": platform.python_version(), "machine": platform.machine(), "fscomm": _own_sources()}
 

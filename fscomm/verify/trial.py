@@ -1,9 +1,9 @@
-"""A trial: before the first module of a kind is served on the installed versions, a small one is, and compared with
-itself.
+"""A trial of the installed versions: it is made before the first module of a kind is served.
 
-It is trained twice on the first two ranks, plainly and served. What forwards give and what the tables hold in the end
-must be bitwise identical. So changes in a version of TorchRec or fbgemm are found that nobody has looked at yet. What a
-trial found holds for the process; that it passed, for all later processes with the same versions (`passed_trials`).
+The first two ranks train a small module of that kind twice, plainly and served. The outputs of all forwards and the
+final tables must be bitwise identical. This finds changes in versions of TorchRec and fbgemm that fscomm was not
+written for. The result is valid for the process; a trial that passed is not repeated by later processes with the same
+versions (`passed_trials`).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from fscomm.tables.binding import Binding
 from fscomm.tables.shadow_kernels import memory
 from fscomm.tables.torchrec.features import features_problem, make_features
 from fscomm.verify import passed_trials
-from fscomm.verify.trial_modules import RANKS, Trial
+from fscomm.verify.trial_modules import RANKS, Trial, batches, numbers_of
 from fsranks.errors import PeerError, describe
 from fsranks.meeting import Meeting
 from fsranks.network import hang_up
@@ -68,23 +68,23 @@ def problems(
 
 
 def known_results(trials: Iterable[Trial], setting: Mapping[str, Any]) -> dict[str, str | None]:
-    """By kind, of those that need no trial on this rank. One that only lost a rank says nothing of the versions."""
+    """By kind, of those that need no trial on this rank. A trial that lost a rank shows nothing about the versions."""
     here = {kind: why for kind, why in _results.items() if why is None or not why.startswith(_LOST)}
     return dict.fromkeys(sorted(passed_trials.passed(trials, setting))) | here
 
 
 def _of_all_ranks(said: Sequence[str | None]) -> str | None:
-    """Why a trial failed, by a rank that did not only lose the other one, if there is any."""
+    """Why a trial failed: the reason of a rank that did not just lose the other one, if there is any."""
     failed = sorted((why.startswith(_LOST), why) for why in said if why is not None)
     return failed[0][1] if failed else None
 
 
 def _tried(trial: Trial, bind: Bind, context: RankContext, timeout_s: float) -> str | None:
-    """What went wrong in a trial on this rank; None on those that take no part. Collective over all ranks."""
+    """What went wrong in a trial on this rank; None on ranks that take no part. Collective over all ranks."""
     ranks = list(range(min(RANKS, context.world_size)))
     try:
         group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=timeout_s))
-    except RuntimeError as error:  # a rank did not come: the next meeting names it
+    except RuntimeError as error:  # a rank is missing: the next meeting names it
         return f"{_LOST}: {describe(error)}"
     if context.rank not in ranks:
         return None
@@ -97,11 +97,11 @@ def _tried(trial: Trial, bind: Bind, context: RankContext, timeout_s: float) -> 
 
 @contextlib.contextmanager
 def _nothing_left() -> Iterator[None]:
-    """What is made inside is gone at the end, in cycles, too. A forked process (a worker of a DataLoader) that collects
-    a process group as garbage would end: threads of the group are not there."""
+    """Collects all garbage that was made inside, cycles too. A forked process (a worker of a DataLoader) that collected
+    a process group would crash, as it does not have the threads of the group."""
     frozen = gc.get_freeze_count()
     if not frozen:
-        gc.freeze()  # what was there before is not walked over
+        gc.freeze()  # so that the collection only visits objects that were made inside
     try:
         yield
     finally:
@@ -135,17 +135,16 @@ class _Trained:
     """A module of a trial."""
 
     def __init__(self, trial: Trial, bind: Bind, group: Any) -> None:
-        self.batches = trial.batches(group.rank())
+        self.batches = batches(group.rank(), trial.ids)
         self.outputs: list[torch.Tensor] = []
-        self._trial = trial
         self._module = trial.make(group)
         self._binding = bind("trial", self._module)
 
     def train(self, features: Any) -> None:
         """One step, in which every number of the output has another gradient."""
-        found = self._trial.tensors(self._module(features))
-        self.outputs += [each.detach().clone() for each in found]
-        torch.stack([(each * torch.arange(each.numel()).view_as(each)).sum() for each in found]).sum().backward()
+        numbers = numbers_of(self._module(features))
+        self.outputs.append(numbers.detach().clone())
+        (numbers * torch.arange(len(numbers))).sum().backward()
 
     def train_served(self, context: RankContext, timeout_s: float) -> None:
         """All steps."""
@@ -174,8 +173,8 @@ class _Trained:
         return [part for kernel in kernels for part in memory(kernel, ("weights", "momentum1")).values()]
 
     def _loop(self, engine: Engine) -> None:
-        """As a look-ahead does it: each batch is announced before the one before it is trained on. The first one runs
-        plainly, unless forwards reassign rows: ids of the second one would not get theirs from what it leaves."""
+        """As a look-ahead does it: each batch is announced before the one before it is trained on. The first one is not
+        announced, and runs plainly, unless forwards reassign rows: the rows of the second batch depend on its state."""
         following_batches = [*self.batches[1:], None]
         engine.announce_features([None if self._binding.guard.reassigns is None else [(self.batches[0], None)]], [None])
         for features, following in zip(self.batches, following_batches, strict=True):

@@ -17,6 +17,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fscomm.tables.torchrec import sharded
+from fscomm.tables.torchrec.features import output_tensors
 from fscomm.tables.torchrec.requirements import METHODS
 
 ROWS, COLUMNS, SAMPLES, LONGEST = 12, 8, 4, 3
@@ -25,6 +26,10 @@ STEPS = 4
 FEATURES = ("r0", "r1", "t0", "c0")
 TABLES = {"r": ("r0", "r1"), "t": ("t0",), "c": ("c0",)}  # row-, table- and column-wise
 RATE = {"lr": 0.1}
+_SIZES: list[dict[str, Any]] = [
+    {"name": name, "num_embeddings": ROWS, "embedding_dim": COLUMNS, "feature_names": list(features)}
+    for name, features in TABLES.items()
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +40,13 @@ class Trial:
         kind: what the kind is called.
         make: a small module on the CPU, sharded over the ranks of a process group. The same at every call; it sets the
             seed of random numbers for what is done with it. Collective.
-        batches: the features of each step, on this rank of the group.
-        tensors: what the module's forward returned, as tensors.
+        ids: features have ids below this number.
         methods: of TorchRec's classes, through which a served forward goes.
     """
 
     kind: str
     make: Callable[[Any], Any]
-    batches: Callable[[int], Sequence[Any]]
-    tensors: Callable[[Any], list[torch.Tensor]]
+    ids: int = ROWS
     methods: Mapping[type, Sequence[str]] = field(default_factory=lambda: METHODS)
 
 
@@ -53,8 +56,6 @@ def trial_of(module: Any) -> Trial:
     return Trial(
         kind="ShardedEmbeddingBagCollection" if pooled else "ShardedEmbeddingCollection",
         make=partial(_make, pooled=pooled),
-        batches=partial(batches, ids=ROWS),
-        tensors=_of_bags if pooled else tensors_of_rows,
     )
 
 
@@ -80,26 +81,20 @@ def shard(module: Any, shardings: dict[str, Any], sharder: Any, group: Any) -> A
 
 
 def rows() -> EmbeddingCollection:
-    return EmbeddingCollection(tables=[EmbeddingConfig(**table) for table in _tables()], device=sharded.HOST)
+    return EmbeddingCollection(tables=[EmbeddingConfig(**table) for table in _SIZES], device=sharded.HOST)
 
 
 def _bags() -> EmbeddingBagCollection:
     tables = [
         EmbeddingBagConfig(pooling=PoolingType.MEAN if table["name"] == "r" else PoolingType.SUM, **table)
-        for table in _tables()
+        for table in _SIZES
     ]
     return EmbeddingBagCollection(tables=tables, device=sharded.HOST)
 
 
-def _tables() -> list[dict[str, Any]]:
-    return [
-        {"name": name, "num_embeddings": ROWS, "embedding_dim": COLUMNS, "feature_names": list(features)}
-        for name, features in TABLES.items()
-    ]
-
-
-def batches(rank: int, *, ids: int) -> list[KeyedJaggedTensor]:
-    """Each has some rows of the one before: without shared rows a trial would not try the collision class."""
+def batches(rank: int, ids: int) -> list[KeyedJaggedTensor]:
+    """The features of each step on this rank. Each has some rows of the one before: without shared rows a trial would
+    not try the collision class."""
     numbers = torch.Generator().manual_seed(rank)
     made = []
     for _ in range(STEPS):
@@ -109,9 +104,7 @@ def batches(rank: int, *, ids: int) -> list[KeyedJaggedTensor]:
     return made
 
 
-def tensors_of_rows(output: Any) -> list[torch.Tensor]:
-    return [output[name].values() for name in FEATURES]
-
-
-def _of_bags(output: Any) -> list[torch.Tensor]:
-    return [output.values()]
+def numbers_of(output: Any) -> torch.Tensor:
+    """All that a module's forward returned, in one row."""
+    embeddings = output[0] if isinstance(output, tuple) else output  # managed collision also returns the ids
+    return torch.cat([each.flatten() for each in output_tensors(embeddings.wait())])

@@ -139,21 +139,6 @@ def _exchanged(rows: torch.Tensor, out: list[int], into: list[int]) -> torch.Ten
 @dataclass(slots=True, kw_only=True)
 class RowsBinding(Binding):
     @property
-    def device(self) -> torch.device:
-        where: torch.device = self.module.where
-        return where
-
-    @property
-    def process_group(self) -> Any:
-        return dist.group.WORLD
-
-    def divide_by(self, group: int) -> Sequence[int]:
-        return (self.layouts[group].world_size,)
-
-    def proxy_targets(self, group: int) -> list[Any]:
-        return self.kernels[group]
-
-    @property
     def whole_batches_only(self) -> str:
         return "its output does not say which rows are of which sample"
 
@@ -194,9 +179,13 @@ def bind(name: str, module: ShardedRows) -> RowsBinding:
     return RowsBinding(
         name=name,
         module=module,
+        device=module.where,
+        process_group=dist.group.WORLD,
         layouts=[layout],
         codecs=[as_they_are(torch.float32, module.dim)],
+        divide_by=[(layout.world_size,)],
         kernels=[[module.kernel]],
+        proxied=[[module.kernel]],
         plain=module.forward,
     )
 

@@ -1,24 +1,30 @@
-"""The binding of a sharded module of TorchRec, of which all sharding groups are served, or some of them."""
+"""The binding of a sharded module of TorchRec, of which all sharding groups are served, or some of them. `bind` makes
+it of a module that `requirements` found to be served."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.types import LazyNoWait
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from fscomm.compose import group_plan
 from fscomm.plan.group_plan import AskedIds
-from fscomm.plan.sharding_group import GroupLayout
+from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout, Pooling
 from fscomm.tables.binding import Binding, ForwardSize, MakePart
+from fscomm.tables.forward_guard import ForwardGuard
+from fscomm.tables.group_tables import Codecs, as_they_are
 from fscomm.tables.torchrec import sharded
-from fscomm.tables.torchrec.features import forward_size, forward_size_of_group, has_strays, one_sample_without_ids
-from fscomm.tables.torchrec.module_view import InputDist, dist_input, output, pass_by
+from fscomm.tables.torchrec.features import forward_size, has_strays, one_sample_without_ids, output_tensors
+from fscomm.tables.torchrec.module_view import InputDist, Keep, dist_input, output, pass_by
+from fscomm.tables.torchrec.requirements import MakeCodecs
 from fsranks.libraries import keep_fx_notice_away
 
 keep_fx_notice_away()
@@ -31,18 +37,12 @@ class TorchRecBinding(Binding):
     Attributes:
         numbers: [G] of the served groups among those of the module.
         input_dists: [G] in host memory; they bucketize ids by owner, and send nothing.
-        plainly: why the other groups run plainly, by name.
         input_dists_created: whether the module has its own input dists.
     """
 
     numbers: list[int]
     input_dists: list[Callable[[Any], Any]]
-    plainly: Mapping[str, str]
     input_dists_created: bool = False
-
-    @property
-    def device(self) -> torch.device:
-        return sharded.where(self.module)
 
     @property
     def _rows(self) -> Any:
@@ -55,30 +55,10 @@ class TorchRecBinding(Binding):
         return self.module
 
     @property
-    def process_group(self) -> Any:
-        return self.module._env.process_group
-
-    @property
-    def in_part(self) -> bool:
-        return bool(self.plainly)
-
-    @property
     def whole_batches_only(self) -> str | None:
         if sharded.dedups(self.module):
             return "index dedup adds up the gradients of an id over the whole batch"
         return None
-
-    def divide_by(self, group: int) -> Sequence[int]:
-        layout = self.layouts[group]
-        if not get_gradient_division():
-            return ()
-        owners = 1 if layout.pooling is None else layout.pooling.owners
-        # TorchRec divides gradients of vectors that lie on the ranks of one host twice, the last time by these ranks.
-        # Each division rounds: one by the product would not be bitwise the same.
-        return layout.world_size // owners, owners
-
-    def proxy_targets(self, group: int) -> list[Any]:
-        return self.kernels[group] or [self._rows._lookups[self.numbers[group]]]
 
     def create_input_dists(self, features: KeyedJaggedTensor) -> None:
         if not self.input_dists_created:  # TorchRec creates the input dists when it sees the first features
@@ -146,39 +126,24 @@ class TorchRecBinding(Binding):
         split = dist_input(self._asks, [pass_by] * len(self._rows._lookups), context, one)
         if not isinstance(self.module, ShardedEmbeddingCollection):
             rows = [torch.cat([of_group, of_group.new_zeros(1, of_group.shape[1])]) for of_group in rows]
-        tensors, (part,) = self.cut(self.output(one, [context, *split], rows), [0])
-        return part.make([tensor[of_part] for tensor, of_part in zip(tensors, part.rows, strict=True)])
+        given = self.output(one, [context, *split], rows).wait()
+        part = _samples(given, 0, 0)
+        return part.make([tensor[of_part] for tensor, of_part in zip(output_tensors(given), part.rows, strict=True)])
 
     def cut(self, output: Any, ends: Sequence[int]) -> tuple[list[torch.Tensor], list[MakePart]]:
         given = output.wait()
-        starts = [0, *ends[:-1]]
-        if isinstance(given, KeyedTensor):
-            keys, lengths = given.keys(), given.length_per_key()
-            made = partial(_keyed, keys, lengths)
-            return [given.values()], [MakePart([slice(*edges)], made) for edges in zip(starts, ends, strict=True)]
-        parts = []
-        for start, end in zip(starts, ends, strict=True):
-            offsets = [jagged.offsets().tolist() for jagged in given.values()]
-            rows = [slice(of[start], of[end]) for of in offsets]
-            of_part = {
-                key: _lengths_and_weights(jagged, start, end, of_key)
-                for (key, jagged), of_key in zip(given.items(), rows, strict=True)
-            }
-            parts.append(MakePart(rows, partial(_by_key, of_part)))
-        return [jagged.values() for jagged in given.values()], parts
+        return output_tensors(given), [_samples(given, *edges) for edges in pairwise([0, *ends])]
 
     def forward_sizes(self, features: Any) -> list[ForwardSize]:
-        if not self.in_part:
-            return [ForwardSize(self.name, *forward_size(self._rows, features), None)]
+        parts: list[tuple[str, str, Any]] = [(self.name, "", None)]
         return [
-            ForwardSize(group, *forward_size_of_group(self.module, sharding, features), self.plainly.get(group))
-            for group, _, sharding in sharded.groups(self.name, self.module)
+            ForwardSize(name, *forward_size(self._rows, features, sharding), self.plainly.get(name))
+            for name, _, sharding in (sharded.groups(self.name, self.module) if self.in_part else parts)
         ]
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:
         def watch(result: Any) -> Any:
-            rows = [result.values()] if isinstance(result, KeyedTensor) else [each.values() for each in result.values()]
-            for each in {id(tensor): tensor for tensor in rows}.values():
+            for each in {id(tensor): tensor for tensor in output_tensors(result)}.values():
                 if each.requires_grad:
                     each.register_hook(lambda _: then())
             return result
@@ -204,10 +169,8 @@ def _asked(dist: InputDist, pooled: bool) -> AskedIds:
         back = getattr(dist.dist, "unbucketize_permute_tensor", None)
         return AskedIds(ids, sent.length_per_key(), back)
     weights = sent.weights_or_none()
-    if weights is not None and not weights.is_floating_point():
-        weights = None  # as TorchRec's look-up does
-    if weights is not None:
-        weights = weights.detach()  # TorchRec's input dist gives them no gradient either
+    if weights is not None:  # TorchRec's look-up ignores integers, and its input dist gives weights no gradient either
+        weights = weights.detach() if weights.is_floating_point() else None
     return AskedIds(ids, sent.length_per_key(), None, sent.lengths().view(len(sent.keys()), -1), weights)
 
 
@@ -218,22 +181,116 @@ def _asks_nothing(layout: GroupLayout) -> AskedIds:
     return AskedIds(torch.empty(0, dtype=torch.int64), [0] * features, None, lengths)
 
 
-def _keyed(keys: list[str], lengths: list[int], tensors: list[torch.Tensor]) -> Any:
-    (values,) = tensors
-    return LazyNoWait(KeyedTensor(keys, lengths, values))
+def _samples(given: Any, start: int, end: int) -> MakePart:
+    """What makes the samples from `start` to `end` of what a forward returned."""
+    if isinstance(given, KeyedTensor):
+        keys, widths = given.keys(), given.length_per_key()
+        return MakePart([slice(start, end)], lambda tensors: LazyNoWait(KeyedTensor(keys, widths, *tensors)))
+    rows = [slice(*each.offsets()[[start, end]].tolist()) for each in given.values()]
+
+    def make(tensors: list[torch.Tensor]) -> Any:
+        parts = zip(given.items(), tensors, rows, strict=True)
+        return LazyNoWait({key: _jagged(each, start, end, values, of) for (key, each), values, of in parts})
+
+    return MakePart(rows, make)
 
 
-def _by_key(of_part: Mapping[str, tuple[torch.Tensor, torch.Tensor | None]], tensors: list[torch.Tensor]) -> Any:
-    return LazyNoWait(
-        {
-            key: JaggedTensor(values, lengths=lengths, weights=weights)
-            for (key, (lengths, weights)), values in zip(of_part.items(), tensors, strict=True)
-        }
+def _jagged(whole: JaggedTensor, start: int, end: int, values: torch.Tensor, rows: slice) -> JaggedTensor:
+    weights = whole.weights_or_none()  # the ids, where the module returns them (need_indices)
+    return JaggedTensor(values, lengths=whole.lengths()[start:end], weights=None if weights is None else weights[rows])
+
+
+def unquantised(module: Any, sharding: str, given: torch.dtype, dim: int) -> Codecs:
+    """The codecs of a model without quantised communication: see `MakeCodecs`."""
+    return as_they_are(given, dim)
+
+
+def bind(
+    name: str,
+    module: Any,
+    *,
+    ranks_per_host: int = 1,
+    plainly: Mapping[str, str] = MappingProxyType({}),
+    make_codecs: MakeCodecs = unquantised,
+    kind: type[TorchRecBinding] = TorchRecBinding,
+    guard: ForwardGuard | None = None,
+) -> TorchRecBinding:
+    """Describe `module`, of this `name` in the model. No collective.
+
+    plainly: why groups are not served, by name. kind, guard: of a module whose forward may reassign rows.
+    """
+    group = module._env.process_group
+    rows = sharded.rows_of(module)
+    guard = guard or ForwardGuard()
+    reassigns = guard.reassigns is not None
+    binding = kind(
+        name=name,
+        module=module,
+        device=sharded.where(module),
+        process_group=group,
+        layouts=[],
+        codecs=[],
+        divide_by=[],
+        kernels=[],
+        proxied=[],
+        plain=module.forward,
+        numbers=[],
+        input_dists=[],
+        plainly={part: plainly[part] for part in sharded.group_names(name, module) if part in plainly},
+        guard=guard,
     )
+    for number, (part, sharding_type, sharding) in enumerate(sharded.groups(name, module)):
+        if part in binding.plainly:
+            continue
+        dim = sharded.row_columns(module, sharding_type, sharding)
+        of_group = make_codecs(rows, sharding_type, sharded.output_dtype(sharding), dim)
+        assert not isinstance(of_group, str), of_group  # such a group is not served
+        layout = GroupLayout(
+            module=name,
+            sharding=sharding_type,
+            rank=group.rank(),
+            world_size=group.size(),
+            dim=dim,
+            dtype=of_group.rows.dtype,
+            width=of_group.rows.width,
+            runs=sharded.runs(sharding),
+            rows=tuple(table.local_rows for table in sharded.tables(sharding)[group.rank()]),
+            kernels=sharded.tables_of_kernels(sharding, group.rank()),
+            chunk_bytes=CHUNK_BYTES[binding.device.type],
+            pooling=_pooling(module, sharding_type, sharding, dim) if sharded.is_pooled(module) else None,
+            ranks_per_host=1 if reassigns else ranks_per_host,
+            reassigns=reassigns,
+        )
+        kernels = sharded.kernels(rows._lookups[number])
+        binding.numbers.append(number)
+        binding.layouts.append(layout)
+        binding.codecs.append(of_group)
+        binding.divide_by.append(_divide_by(layout))
+        binding.kernels.append(kernels)
+        binding.proxied.append(kernels or [rows._lookups[number]])
+        if not reassigns:  # else TorchRec makes them when it sees the first features
+            dist = sharding.create_input_dist(device=sharded.HOST)  # plans are made in host memory
+            dist._dist = Keep()
+            binding.input_dists.append(dist)
+    return binding
 
 
-def _lengths_and_weights(
-    jagged: JaggedTensor, start: int, end: int, rows: slice
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    weights = jagged.weights_or_none()
-    return jagged.lengths()[start:end], None if weights is None else weights[rows]
+def _divide_by(layout: GroupLayout) -> Sequence[int]:
+    if not get_gradient_division():
+        return ()
+    owners = 1 if layout.pooling is None else layout.pooling.owners
+    # TorchRec divides gradients of vectors that lie on the ranks of one host twice, the last time by these ranks. Each
+    # division rounds: one by the product would not be bitwise the same.
+    return layout.world_size // owners, owners
+
+
+def _pooling(module: Any, kind: str, sharding: Any, dim: int) -> Pooling:
+    owners = sharded.owners(module, kind, sharding)
+    return Pooling(
+        strips=tuple(
+            tuple(table.local_cols // dim for table in of_rank for _ in range(table.num_features()))
+            for of_rank in sharded.tables(sharding)
+        ),
+        owners=1 if owners is None else owners.size(),
+        mean=any(config.pooling == PoolingType.MEAN for config in sharded.configs(sharding)),
+    )

@@ -1,10 +1,10 @@
-"""KeyedJaggedTensors as fscomm reads and makes them: the input of a sharded module."""
+"""What a sharded module gets, KeyedJaggedTensors as fscomm reads and makes them, and what it returns."""
 
 from typing import Any
 
 import torch
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from fscomm.tables.torchrec import sharded
 
@@ -54,22 +54,21 @@ def has_strays(module: Any, features: KeyedJaggedTensor) -> bool:
     )
 
 
-def forward_size(module: Any, features: Any) -> tuple[int, int]:
-    """(ids that a forward of a module looks up, bytes of the embeddings that it returns)."""
+def output_tensors(given: Any) -> list[torch.Tensor]:
+    """Of what a forward returned: a KeyedTensor, or JaggedTensors by feature."""
+    return [given.values()] if isinstance(given, KeyedTensor) else [each.values() for each in given.values()]
+
+
+def forward_size(module: Any, features: Any, sharding: Any = None) -> tuple[int, int]:
+    """(ids that a forward of a module looks up, bytes of the embeddings that it returns). sharding: of this group of it
+    only."""
     if not isinstance(features, KeyedJaggedTensor):
         return 0, 0
-    ids = features.values().numel()
+    if sharding is None:
+        ids, widths = features.values().numel(), getattr(module, "_embedding_dims", [])
+    else:
+        lengths = dict(zip(features.keys(), features.length_per_key(), strict=True))
+        ids, widths = sum(lengths[name] for name in set(sharding.feature_names())), sharding.embedding_dims()
     if isinstance(module, ShardedEmbeddingCollection):
         return ids, 4 * ids * module._embedding_dim
-    return ids, 4 * features.stride() * sum(getattr(module, "_embedding_dims", []))
-
-
-def forward_size_of_group(module: Any, sharding: Any, features: Any) -> tuple[int, int]:
-    """As `forward_size`, of one of its sharding groups."""
-    if not isinstance(features, KeyedJaggedTensor):
-        return 0, 0
-    lengths = dict(zip(features.keys(), features.length_per_key(), strict=True))
-    ids = sum(lengths[name] for name in set(sharding.feature_names()))
-    if sharded.is_pooled(module):  # one vector a sample
-        return ids, 4 * features.stride() * sum(sharding.embedding_dims())
-    return ids, 4 * ids * module._embedding_dim
+    return ids, 4 * features.stride() * sum(widths)  # one vector a sample

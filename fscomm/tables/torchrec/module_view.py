@@ -48,17 +48,9 @@ def output(module: Any, context: Any, given: Any, rows: Sequence[torch.Tensor | 
     for group, of_group in enumerate(rows):
         if of_group is not None:
             lookups[group] = partial(_give, of_group)
-            output_dists[group] = partial(_through_callbacks, output_dists[group])
+            output_dists[group] = partial(through_callbacks, output_dists[group])
     changed = ModuleView(module, _lookups=lookups, _output_dists=output_dists)
     return type(module).compute_and_output_dist(changed, context, given)
-
-
-def output_of_rows(collection: Any, context: Any, rows: Sequence[torch.Tensor]) -> Any:
-    """What a managed collision collection returns for ids that were mapped to `rows`, int64[N] of each group."""
-    dists = [partial(_through_callbacks, dist) for dist in collection._output_dists]
-    of_groups = [of_group.unsqueeze(-1) for of_group in rows]
-    changed = ModuleView(collection, _output_dists=dists, _kjt_list_to_tensor_list=lambda _: of_groups)
-    return type(collection).output_dist(changed, context, None)
 
 
 class InputDist:
@@ -105,7 +97,8 @@ def _give(rows: torch.Tensor, _: Any) -> torch.Tensor:
     return rows
 
 
-def _through_callbacks(dist: Any, rows: torch.Tensor, _: Any) -> Any:
+def through_callbacks(dist: Any, rows: torch.Tensor, _: Any) -> Any:
+    """Replaces an output dist whose `rows` have been exchanged."""
     for callback in getattr(dist, "_callbacks", None) or ():  # column-wise: puts columns of a table together
         rows = callback(rows)
     return NoWait(rows)

@@ -59,14 +59,6 @@ def _own_forward(attributes: Mapping[str, Any]) -> bool:
     return "forward" not in attributes
 
 
-def _is_served_output(options: Mapping[str, Any] | None) -> bool:
-    return ((options or {}).get("output_dtype") or SparseType.FP32) in SERVED_OUTPUTS
-
-
-def _is_served_optimizer(options: Mapping[str, Any] | None) -> bool:
-    return (options or {}).get("optimizer", EmbOptimType.EXACT_SGD) in SERVED_OPTIMIZERS
-
-
 SERVED_SHARDINGS = ("table_wise", "column_wise", *sharded.IN_PARTS)
 SERVED_OUTPUTS = (SparseType.FP32, SparseType.FP16, SparseType.BF16)
 SERVED_OPTIMIZERS = (  # whose update of a row looks at nothing but that row, its gradient and the step's number
@@ -97,10 +89,14 @@ SHARDING = (Requirement("_grouped_embedding_configs_per_rank create_input_dist e
 SHARDING_OF_HOSTS = (Requirement("_intra_pg"),)  # of bags that lie in parts on the ranks of one host
 CONFIG = (
     Requirement("embedding_tables pooling"),
-    Requirement("fused_params", _is_served_output, "rows are given out as {0[output_dtype].name} (output_dtype)"),
     Requirement(
         "fused_params",
-        _is_served_optimizer,
+        lambda options: ((options or {}).get("output_dtype") or SparseType.FP32) in SERVED_OUTPUTS,
+        "rows are given out as {0[output_dtype].name} (output_dtype)",
+    ),
+    Requirement(
+        "fused_params",
+        lambda options: (options or {}).get("optimizer", EmbOptimType.EXACT_SGD) in SERVED_OPTIMIZERS,
         "the state of optimizer {0[optimizer].name} cannot be held for a pending update",
     ),
 )
@@ -166,20 +162,20 @@ METHODS: dict[type, tuple[str, ...]] = {  # what a forward of a served module go
 }
 
 
-def unmet(part: Any, requirements: Iterable[Requirement]) -> str | None:
-    """The first requirement that a part of a module does not meet, as a reason to run plainly, or None."""
-    requirements = list(requirements)
+def unmet(requirements: Sequence[Requirement], *parts: Any) -> str | None:
+    """The first requirement that one of these parts of a module does not meet, as a reason to run plainly, or None."""
     required = [name for each in requirements if not each.optional for name in each.names]
-    if why := missing(part, required):
-        return why
-    for each in requirements:
-        values = [getattr(part, name, None) for name in each.names]
-        if each.fits is not None and not each.fits(*values):
-            return each.otherwise.format(*values)
+    for part in parts:
+        if why := _missing(part, required):
+            return why
+        for each in requirements:
+            values = [getattr(part, name, None) for name in each.names]
+            if each.fits is not None and not each.fits(*values):
+                return each.otherwise.format(*values)
     return None
 
 
-def missing(part: Any, names: Iterable[str]) -> str | None:
+def _missing(part: Any, names: Iterable[str]) -> str | None:
     """Which attributes are missing."""
     without = [name for name in names if not hasattr(part, name)]
     return f"{_named(part)} has no {', '.join(without)}" if without else None
@@ -187,7 +183,7 @@ def missing(part: Any, names: Iterable[str]) -> str | None:
 
 def changed(part: Any, kind: type, methods: Sequence[str]) -> str | None:
     """Which methods are missing, or are not those of TorchRec's class `kind`."""
-    if why := missing(part, methods):
+    if why := _missing(part, methods):
         return why
     others = [name for name in methods if getattr(type(part), name) is not getattr(kind, name)]
     return f"{type(part).__name__} changes {', '.join(others)} of {kind.__name__}" if others else None
@@ -216,7 +212,7 @@ def problems(
 
     calls: in a step, at most. problem_of_maps: of a module behind managed collision that is called so often.
     """
-    said: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     served: list[str] = []
     for name, module in found.items():
         rows = sharded.rows_of(module)
@@ -227,7 +223,7 @@ def problems(
         if of_groups and rows is not module:
             why = "; ".join(dict.fromkeys(of_groups.values()))
         if why is None and len(of_groups) == len(sharded.group_names(name, module)):
-            said |= of_groups
+            reasons |= of_groups
             continue
         device = sharded.where(module)
         if why is None and (len(served) + 1) * calls > MOST_CALLS:
@@ -236,28 +232,28 @@ def problems(
             why = f"its tables are on {device}, those of {served[0]} on {of_first}"
         if why is None:
             served.append(name)
-            said |= of_groups
+            reasons |= of_groups
         else:
-            said[name] = why
-    return said
+            reasons[name] = why
+    return reasons
 
 
 def group_problems(name: str, module: Any, make_codecs: MakeCodecs) -> dict[str, str]:
     """Why groups of the module of this name cannot be served, by what they are called."""
     module = sharded.rows_of(module)
-    said: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for (part, kind, sharding), lookup in zip(sharded.groups(name, module), module._lookups, strict=True):
         why = _problem_of_group(module, kind, sharding, make_codecs)
         if why := why or _problem_of_lookup(module, kind, sharding, lookup):
-            said[part] = why
-    return said
+            reasons[part] = why
+    return reasons
 
 
 def _problem_of_module(module: Any, context: RankContext) -> str | None:
     kind = next((kind for kind in METHODS if isinstance(module, kind)), None)
     if kind is None:
         return f"{type(module).__name__} is not served (only {' and '.join(each.__name__ for each in METHODS)} are)"
-    if why := unmet(module, (*MODULE, *(OF_BAGS if sharded.is_pooled(module) else OF_ROWS))):
+    if why := unmet((*MODULE, *(OF_BAGS if sharded.is_pooled(module) else OF_ROWS)), module):
         return why
     if why := changed(module, kind, METHODS[kind]) or _other_arguments(module) or replaced_forward(module):
         return why
@@ -284,9 +280,9 @@ def _problem_of_group(module: Any, kind: str, sharding: Any, make_codecs: MakeCo
     if kind not in SERVED_SHARDINGS:
         return f"sharding {kind} is not served"
     of_hosts = SHARDING_OF_HOSTS if sharded.is_pooled(module) and kind in sharded.OF_HOSTS else ()
-    if why := unmet(sharding, (*SHARDING, *of_hosts)):
+    if why := unmet((*SHARDING, *of_hosts), sharding):
         return why
-    if why := _first_unmet(sharded.configs(sharding), CONFIG) or _first_unmet(sharded.all_tables(sharding), TABLE):
+    if why := unmet(CONFIG, *sharded.configs(sharding)) or unmet(TABLE, *sharded.all_tables(sharding)):
         return why
     if why := _problem_of_input_dist(sharding):
         return why
@@ -318,12 +314,12 @@ def _problem_of_lookup(module: Any, kind: str, sharding: Any, lookup: Any) -> st
     # fp32, twice to the same.
     if on_cuda and owners is not None and owners.size() > 2:
         return "NCCL adds parts of its vectors from more than 2 ranks in an order that is not known (row-wise pooling)"
-    if why := unmet(lookup, LOOKUP):
+    if why := unmet(LOOKUP, lookup):
         return why
     if without := [each for each in lookup._emb_modules if not hasattr(each, "emb_module")]:
         return f"{type(without[0]).__name__} has no kernel of its own (emb_module)"
     kernels = sharded.kernels(lookup)
-    if why := _first_unmet(kernels, (*KERNEL, *(KERNEL_ON_CUDA if on_cuda else ()))):
+    if why := unmet((*KERNEL, *(KERNEL_ON_CUDA if on_cuda else ())), *kernels):
         return why
     means = [each for each in kernels if each.pooling_mode == PoolingMode.MEAN]
     if on_cuda and means and (why := _problem_of_means_on_cuda(sharding, means)):
@@ -344,10 +340,6 @@ def _problem_of_means_on_cuda(sharding: Any, kernels: Sequence[Any]) -> str | No
     if any(each.optimizer_args.gradient_clipping for each in kernels):
         return "kernels on CUDA clip the gradients of a mean before they divide them (gradient_clipping)"
     return None
-
-
-def _first_unmet(parts: Iterable[Any], requirements: Sequence[Requirement]) -> str | None:
-    return next((why for part in parts if (why := unmet(part, requirements))), None)
 
 
 def _named(part: Any) -> str:

@@ -8,7 +8,7 @@ from exact_model import batches, build, ids_of
 from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
-from fscomm.tables.torchrec.bind import bind
+from fscomm.tables.torchrec.binding import bind
 from fscomm.tables.torchrec.module_view import InputDist, dist_input
 
 ON_DEVICE = "_features_order_tensor", "_dim_per_key", "_kt_key_ordering", "_kjt_inverse_order"

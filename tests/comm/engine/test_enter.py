@@ -22,13 +22,13 @@ from worlds import exit_codes, shared_world
 import fscomm
 from fscomm.engine import hooks
 from fscomm.exchange import executor
-from fscomm.tables.torchrec import bind
+from fscomm.tables.torchrec import binding
 
 CONFIG = Config(modules=TWO, static_graph=False, steps=4)
 ODD = 1
 
 PLACES = {  # where it fails, and in which call
-    "tables": (bind, "bind", 1),
+    "tables": (binding, "bind", 1),
     "workers": (executor, "Worker", 2),
     "flush points": (hooks, "find", 1),
 }

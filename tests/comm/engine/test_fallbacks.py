@@ -37,7 +37,7 @@ import fscomm
 from fscomm.engine import agreement
 from fscomm.errors import NotServedError
 from fscomm.tables.torchrec import requirements, sharded
-from fscomm.tables.torchrec.bind import unquantised
+from fscomm.tables.torchrec.binding import unquantised
 
 CONFIG = Config(modules=TWO, static_graph=False, even=True, steps=5)
 

@@ -15,10 +15,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
 
+from fscomm.bags.pooled_tables import PooledTables
 from fscomm.plan.group_plan import Apply
 from fscomm.plan.kernel_calls import KernelBags, KernelCall, equal_bags
 from fscomm.plan.sharding_group import GroupLayout
-from fscomm.tables.group_tables import PooledTables, Tables, as_they_are
+from fscomm.tables.group_tables import GroupTables, as_they_are
 from fscomm.tables.shadow_kernels import Hyper, take_hyper
 
 DIM = 8
@@ -94,7 +95,7 @@ def plain_update(target: Any, ids: Ids, gradients: list[Tensor]) -> None:
     out.backward(torch.cat(gradients).view_as(out))
 
 
-def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper]) -> None:
+def update(tables: GroupTables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper]) -> None:
     """As the workers do it: gradients come in some order of the wire."""
     came = torch.randperm(sum(map(len, ids)), generator=torch.Generator().manual_seed(9))
     apply = Apply(call=KernelCall(ids=torch.cat(ids), bags=bags_of(ids)), index=torch.argsort(came))
@@ -104,13 +105,13 @@ def update(tables: Tables, ids: Ids, gradients: list[Tensor], hypers: list[Hyper
     assert torch.equal(received, before)
 
 
-def looked_up(tables: Tables, ids: Ids) -> Tensor:
+def looked_up(tables: GroupTables, ids: Ids) -> Tensor:
     """All rows, the last one first."""
     index = torch.arange(sum(map(len, ids))).flip(0)
     return tables.lookup(KernelCall(ids=torch.cat(ids), bags=bags_of(ids)), index)
 
 
-def tables_of(*kernels: Any, divide_by: Sequence[int] = (), kind: Callable[..., Any] = Tables) -> Any:
+def tables_of(*kernels: Any, divide_by: Sequence[int] = (), kind: Callable[..., Any] = GroupTables) -> Any:
     codecs = as_they_are(torch.float32, DIM)
     return kind(list(kernels), dim=DIM, codecs=codecs, divide_by=divide_by, where=torch.device("cpu"))
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from patience import PATIENCE_S
-from sanitizer import Sanitizer
+from sanitizer import ELSEWHERE, Sanitizer
 from stream_doubles import (
     SAMPLES,
     Backend,
@@ -181,7 +181,17 @@ class Schedule:
         codecs = [as_they_are(torch.float32, 1)]
         owner, plain = SimpleNamespace(), lambda features: module.run_plainly(features)
         module = Module(
-            name=name, module=owner, layouts=[layout], codecs=codecs, kernels=[[kernel]], plain=plain, number=number
+            name=name,
+            module=owner,
+            device=ELSEWHERE,
+            process_group=None,
+            layouts=[layout],
+            codecs=codecs,
+            divide_by=[[1]],
+            kernels=[[kernel]],
+            proxied=[[]],
+            plain=plain,
+            number=number,
         )
         return module
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from sanitizer import ELSEWHERE, Sanitizer
+from sanitizer import Sanitizer
 
 from fscomm.compose import group_plan
 from fscomm.exchange.operations import Operation
@@ -86,20 +86,6 @@ class Module(Binding):
 
     engine: Any = None
     number: int = 0
-
-    @property
-    def device(self) -> torch.device:
-        return ELSEWHERE
-
-    @property
-    def process_group(self) -> Any:
-        return None
-
-    def divide_by(self, group: int) -> Sequence[int]:
-        return [1]
-
-    def proxy_targets(self, group: int) -> list[Any]:
-        return []
 
     def prepare(self, parts: Any) -> tuple[list[list[Any]], list[Any]]:
         """What its output needs is made of the features on the device; ids come from the host if they are there."""
