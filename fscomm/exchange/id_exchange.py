@@ -167,18 +167,22 @@ class IdExchange:
         )
 
     def _prepare(self, m: int, features: Parts) -> tuple[Any, list[Any]]:
-        """As `Binding.prepare`; nothing where that fails because another thread compiles: the module runs plainly then.
+        """(What `Binding.prepare` gives for each part, the requests of the groups of module m); nothing where that
+        fails because another thread compiles: the module runs plainly then.
 
         While torch.compile traces in the training thread, torch says so in all threads (torch 2.13). TorchRec takes
         that for an export, and refuses a KJT without ids (TorchRec 1.9).
         """
-        prepare = self._served.modules[m].prepare
+        prepare, groups = self._served.modules[m].prepare, self._served.groups[m]
         try:
-            return prepare(features)
+            prepared = [prepare(*part) for part in features]
         except RuntimeError:
             if torch.compiler.is_compiling():
-                return None, [None] * len(self._served.groups[m])
-        return prepare(features)  # it has ended compiling since, or the error is another one and comes again
+                return None, [None] * len(groups)
+            # It has ended compiling since, or the error is another one and comes again.
+            prepared = [prepare(*part) for part in features]
+        given, asked = zip(*prepared, strict=True)
+        return given, [self._plans[g].request(parts) for g, parts in zip(groups, zip(*asked, strict=True), strict=True)]
 
     def _count(self, ids: ExchangedIds) -> None:
         """Record what the step will look up, where to, and the ids that were exchanged for it."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fscomm.compose import tables_kind
+from fscomm.plan.group_plan import AskedIds
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.forward_guard import ForwardGuard
 from fscomm.tables.group_tables import Codecs, GroupTables
@@ -97,11 +98,11 @@ class Binding(ABC):
         del features
 
     @abstractmethod
-    def prepare(self, parts: Sequence[tuple[Any, Any]]) -> tuple[list[list[Any]], list[Any]]:
-        """(for each part of a step what `output` needs, [G] what is requested of the owners). No collective. Called by
-        the ids worker.
+    def prepare(self, features: Any, on_host: Any) -> tuple[list[Any], list[AskedIds]]:
+        """(What `output` needs for these features, [G] what is asked of the owners.) No collective. Called by the ids
+        worker.
 
-        parts: the features of each, and the same in host memory or None. With these it does not wait for a device.
+        on_host: the same in host memory, or None. With these it does not wait for a device.
         """
 
     @abstractmethod

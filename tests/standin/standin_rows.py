@@ -20,8 +20,7 @@ from fscomm.comm import Comm
 from fscomm.compose import compile_kernels
 from fscomm.engine.agreement import Agreement
 from fscomm.loop.feature_finder import FeatureFinder
-from fscomm.plan.group_plan import AskedIds, Request
-from fscomm.plan.row_plan import RowPlan
+from fscomm.plan.group_plan import AskedIds
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout
 from fscomm.tables.binding import Binding, ForwardSize
 from fscomm.tables.group_tables import as_they_are
@@ -142,10 +141,9 @@ class RowsBinding(Binding):
     def whole_batches_only(self) -> str:
         return "its output does not say which rows are of which sample"
 
-    def prepare(self, parts: Sequence[tuple[Ids, Ids | None]]) -> tuple[list[list[Any]], list[Request]]:
-        sent = [Sent(features, self.module.blocks, self.layouts[0].world_size) for features, _ in parts]
-        asked = [AskedIds(each.ids, each.counts.flatten().tolist(), each.place) for each in sent]
-        return [[] for _ in parts], [RowPlan(self.layouts[0]).request(asked)]
+    def prepare(self, features: Ids, on_host: Ids | None) -> tuple[list[Any], list[AskedIds]]:
+        sent = Sent(features, self.module.blocks, self.layouts[0].world_size)
+        return [], [AskedIds(sent.ids, sent.counts.flatten().tolist(), sent.place)]
 
     def output(self, features: Ids, given: list[Any], rows: list[torch.Tensor]) -> torch.Tensor:
         return rows[0]

@@ -15,7 +15,6 @@ from torchrec.distributed.types import LazyNoWait
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from fscomm.compose import group_plan
 from fscomm.plan.group_plan import AskedIds
 from fscomm.plan.sharding_group import CHUNK_BYTES, GroupLayout, Pooling
 from fscomm.tables.binding import Binding, ForwardSize, MakePart
@@ -70,14 +69,6 @@ class TorchRecBinding(Binding):
             self.input_dists_created = True
 
     def prepare(
-        self, parts: Sequence[tuple[KeyedJaggedTensor, KeyedJaggedTensor | None]]
-    ) -> tuple[list[list[Any]], list[Any]]:
-        given, asked = zip(*(self._prepare(*part) for part in parts), strict=True)
-        of_groups = zip(*asked, strict=True)
-        plans = map(group_plan, self.layouts)
-        return list(given), [plan.request(of_parts) for plan, of_parts in zip(plans, of_groups, strict=True)]
-
-    def _prepare(
         self, features: KeyedJaggedTensor, on_host: KeyedJaggedTensor | None
     ) -> tuple[list[Any], list[AskedIds]]:
         """([context of the module's forward, KJT of each group], what each served group requests) of one part.

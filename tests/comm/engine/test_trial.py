@@ -299,9 +299,9 @@ def made_before_they_are_prepared(rank: int, size: int) -> list[bool]:
     made: list[bool] = []
     prepare = TorchRecBinding.prepare
 
-    def noted(self: TorchRecBinding, parts: Any) -> Any:
+    def noted(self: TorchRecBinding, *features: Any) -> Any:
         made.append(not self.module._has_uninitialized_input_dist)
-        return prepare(self, parts)
+        return prepare(self, *features)
 
     run = new_run(rank, size, CONFIG, "fscomm")
     features = {f"embeddings.{name}": partial(ids_of, module=name) for name in CONFIG.modules}

@@ -245,12 +245,12 @@ def compiled_while_ids_are_prepared(run: Run) -> None:
     begun, prepared = threading.Event(), threading.Event()
     prepare = TorchRecBinding.prepare
 
-    def prepare_then(self: Any, parts: Any) -> Any:
-        if any(features.values().numel() for features, _ in parts):
-            return prepare(self, parts)
+    def prepare_then(self: Any, features: Any, on_host: Any) -> Any:
+        if features.values().numel():
+            return prepare(self, features, on_host)
         begun.wait(PATIENCE_S)
         try:
-            return prepare(self, parts)
+            return prepare(self, features, on_host)
         finally:
             prepared.set()
 

@@ -49,12 +49,11 @@ def looks_at(device: Clocks, early: list[str]) -> Any:
     """What prepares features, and notes if they were not there yet."""
     prepare = TorchRecBinding.prepare
 
-    def look(self: TorchRecBinding, parts: Any) -> Any:
-        for features, _ in parts:
-            kjt, moment = device.moved.get(id(features), (None, None))
-            if kjt is features and not moment.is_before(device.now()):
-                early.append("features were used before they were on the device")
-        return prepare(self, parts)
+    def look(self: TorchRecBinding, features: Any, on_host: Any) -> Any:
+        kjt, moment = device.moved.get(id(features), (None, None))
+        if kjt is features and not moment.is_before(device.now()):
+            early.append("features were used before they were on the device")
+        return prepare(self, features, on_host)
 
     return look
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from sanitizer import Sanitizer
 
-from fscomm.compose import group_plan
 from fscomm.exchange.operations import Operation
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.exchange.worker import Pending, Worker
@@ -87,14 +86,11 @@ class Module(Binding):
     engine: Any = None
     number: int = 0
 
-    def prepare(self, parts: Any) -> tuple[list[list[Any]], list[Any]]:
+    def prepare(self, features: Any, on_host: Any) -> tuple[list[Any], list[AskedIds]]:
         """What its output needs is made of the features on the device; ids come from the host if they are there."""
-        given = [[self.engine.device.named("features", features.ids + 0.0)] for features, _ in parts]
-        on_host = [(host or features).ids.clone() for features, host in parts]
-        (layout,) = self.layouts
-        ones = [torch.ones(1, len(ids), dtype=torch.int32) for ids in on_host]
-        asked = [AskedIds(ids, [len(ids)], None, lengths) for ids, lengths in zip(on_host, ones, strict=True)]
-        return given, [group_plan(layout).request(asked)]
+        given = [self.engine.device.named("features", features.ids + 0.0)]
+        ids = (on_host or features).ids.clone()
+        return given, [AskedIds(ids, [len(ids)], None, torch.ones(1, len(ids), dtype=torch.int32))]
 
     def output(self, features: Any, given: list[Any], rows: list[torch.Tensor]) -> Any:
         return rows[0].view(-1) + 0.0 * (given[0] + features.ids)
