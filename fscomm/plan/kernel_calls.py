@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fscomm.plan.arrays import starts_of
+from fscomm.plan import kernels
 from fscomm.plan.sharding_group import GroupLayout
 
 IDS_PER_BAG = 32
@@ -62,13 +62,7 @@ def equal_bags(layout: GroupLayout, ends: np.ndarray) -> list[KernelBags]:
     for runs in layout.runs_of_kernels:
         of_kernel = ends[table : table + len(runs) + 1]
         first, last = int(of_kernel[0]), int(of_kernel[-1])
-        lengths = np.diff(of_kernel)
-        # All features have equally many, so few long tables among many short ones must not make too many empty ones.
-        longest, mean = (-(-lengths // runs)).max(initial=0), -(-(last - first) // runs.sum())
-        bags = runs * max(min(-(-longest // IDS_PER_BAG), -(-mean // FEWEST_IDS_PER_BAG)), 1)
-        number = np.arange(bags.sum()) - starts_of(bags).repeat(bags)
-        starts = (of_kernel[:-1] - first).repeat(bags) + lengths.repeat(bags) * number // bags.repeat(bags)
-        offsets = torch.from_numpy(np.append(starts, last - first))
+        offsets = torch.from_numpy(kernels.equal_bags(of_kernel, runs, IDS_PER_BAG, FEWEST_IDS_PER_BAG))
         found.append(KernelBags(first=first, last=last, offsets=offsets))
         table += len(runs)
     return found

@@ -168,6 +168,33 @@ def rows_to_read(
 
 
 @kernel
+def equal_bags(ends: np.ndarray, runs: np.ndarray, ids_per_bag: int, fewest_ids_per_bag: int) -> np.ndarray:
+    """Offsets, int64 [F * B + 1], of equally many bags for every feature: `runs` int64 [T] of each table. ends: int64
+    [T + 1] of the ids of each table.
+
+    A bag of the longest table has about `ids_per_bag`. But few long tables among many short ones must not make too many
+    empty bags: on average a bag has at least `fewest_ids_per_bag`, if there are so many.
+    """
+    features = 0
+    longest = 0
+    for t in range(len(runs)):
+        features += runs[t]
+        longest = max(longest, -(-(ends[t + 1] - ends[t]) // runs[t]))
+    mean = -(-(ends[-1] - ends[0]) // features)
+    each = max(min(-(-longest // ids_per_bag), -(-mean // fewest_ids_per_bag)), 1)
+    offsets = np.empty(features * each + 1, np.int64)
+    at = 0
+    for t in range(len(runs)):
+        bags = runs[t] * each
+        length = ends[t + 1] - ends[t]
+        for bag in range(bags):
+            offsets[at] = ends[t] - ends[0] + length * bag // bags
+            at += 1
+    offsets[at] = ends[-1] - ends[0]
+    return offsets
+
+
+@kernel
 def gather_segments(source: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: np.ndarray) -> None:
     """Write segments of `source` behind one another. starts, lengths: int64 [S]; written: out, of their sum."""
     at = 0

@@ -183,7 +183,7 @@ class RowPlan(GroupPlan):
         index, rows = (np.empty(len(ids.ids), np.int64) for _ in range(2))
         classes = take(shared.units, ids.slots)
         kernels.updates(ids.ids, received.places, classes, served.counts, index, rows, ends)
-        of_tables = ends[:, np.cumsum([0, *layout.runs[layout.rank]])]
+        of_tables = np.take(ends, np.cumsum([0, *layout.runs[layout.rank]]), axis=1)  # without gaps, for kernels
         starts = np.cumsum(ends[:, -1])[:-1]
         return [
             Apply(

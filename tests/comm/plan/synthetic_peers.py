@@ -13,13 +13,16 @@ import torch
 
 from fscomm.device import Host
 from fscomm.exchange.handed_over import ExchangedIds
-from fscomm.exchange.id_exchange import BATCH, WORDS, IdExchange
+from fscomm.exchange.id_exchange import BATCH, IdExchange
 from fscomm.exchange.wire_gate import WireGate
 from fscomm.plan.group_plan import AskedIds
 from fscomm.plan.row_plan import RowPlan
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.recorder import Recorder
 from fscomm.tables.forward_guard import ForwardGuard
+
+
+_WORDS = 4  # of the status, without measured numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,7 @@ class Peers:
         which = len(self.sent) % 3
         if which == 0:
             words = out.reshape(self.world.ranks, -1)
-            words[:, :WORDS], words[:, WORDS:] = mine[:WORDS], self.asked.counts
+            words[:, :_WORDS], words[:, _WORDS:] = mine[:_WORDS], self.asked.counts
         elif which == 1:
             out[:] = self.asked.ids
         else:
