@@ -165,7 +165,7 @@ class Engine(Listener):
             given: Sequence[Parts | None] = [None] * len(self.modules)
             missing: Sequence[str | None] = [why] * len(self.modules)
             if why is None:
-                given, missing = self.finder.read_parts(batches, on_host)
+                given, missing = self.finder.read_each(batches, on_host)
             mark = self.device.mark() if was_moved else None
         self.announce_features(given, missing, batches=batches, moved=mark, depends=depends)
 
@@ -495,7 +495,7 @@ class Engine(Listener):
             step.modules[m].fetched[number].done.result()
         received = {g: (ids.ahead(g).merge, ids.ahead(g).buffer) for g in groups}
         tensors = [tensor for merge, buffer in received.values() for tensor in (merge.index, buffer)]
-        given = ids.parts[m][number]
+        given = ids.given[m][number]
         self.device.reads(*given, *tensors)
         rows = [
             gradient_hook(
@@ -503,7 +503,7 @@ class Engine(Listener):
             )
             for codec, (g, (merge, buffer)) in zip(self.modules[m].codecs, received.items(), strict=True)
         ]
-        if not self.modules[m].in_part:
+        if not self.modules[m].partly_served:
             return self.modules[m].output(features, given, rows)
         with self._executor.peers.within():
             output = self.modules[m].output(features, given, rows)

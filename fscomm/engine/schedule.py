@@ -96,7 +96,9 @@ class StepSchedule:
     def complete(self, step: Step, m: int, number: int, by_group: dict[int, Any]) -> Gradients | None:
         """A backward pass brought the gradients of one of the forwards of module m. All of the step, or None as long as
         there are more to come."""
-        return Gradients(number=step.number, by_part=[by_group], hypers=step.hypers_of(self._engine.served.groups[m]))
+        return Gradients(
+            number=step.number, by_forward=[by_group], hypers=step.hypers_of(self._engine.served.groups[m])
+        )
 
     def pass_is_over(self, steps: Iterable[Step]) -> None:
         """A backward pass that reached these steps is over."""

@@ -68,7 +68,7 @@ class ExchangedIds:
         groups: [G] how the rows of the step travel; None where the module is not served in it.
         back: [G] how the gradients of the step before it travel; None where its module is not served in that step.
         irregular: modules with an id that lies outside its table.
-        parts: [M][k] what the module's output of each part needs.
+        given: [M][k] what the module's output of each of its forwards in the step needs.
         records: [M] what its guard did with the ids of a module; None where forwards reassign no rows.
         mapped: [G] int64[N] the row of each local output, as its owner gave it; None where no forward returns it.
     """
@@ -78,7 +78,7 @@ class ExchangedIds:
     groups: Sequence[GroupAhead | None]
     back: Sequence[Back | None]
     irregular: frozenset[int] = frozenset()
-    parts: Sequence[Any] = ()
+    given: Sequence[Any] = ()
     records: Sequence[Any] = ()
     mapped: Sequence[np.ndarray | None] = ()
 
@@ -94,13 +94,14 @@ class Gradients:
     """What backward passes brought for a forward of step `number`.
 
     Attributes:
-        by_part: [k] of each part of the step, by group: the gradients; an output that the loss did not use has none.
+        by_forward: [k] the gradients of each forward of the step by group; an output that the loss did not use has
+            none.
         hypers: by group and kernel, as taken at the forward.
         sent: what brings those that travel before the others.
     """
 
     number: int
-    by_part: Sequence[dict[int, torch.Tensor]]
+    by_forward: Sequence[dict[int, torch.Tensor]]
     hypers: Mapping[int, list[Hyper]]
     sent: list[Pending[None]] = field(default_factory=list)
     _received: dict[int, tuple[torch.Tensor, Mark]] = field(default_factory=dict)
@@ -113,12 +114,13 @@ class Gradients:
 
     def used(self, group: int) -> bool:
         """Whether any part has a gradient of the group: without one its tables stay as they are."""
-        return any(group in of_part for of_part in self.by_part)
+        return any(group in of_part for of_part in self.by_forward)
 
     def strips(self, group: int, back: Back, number: int, dim: int) -> torch.Tensor | None:
         """[n, dim] the gradient of the part that a class of strips is of, or of all parts; None if there is none."""
         parts = range(back.parts) if number < 0 else [number % back.parts]
-        found = {part: self.by_part[part][group].reshape(-1, dim) for part in parts if group in self.by_part[part]}
+        given = {part: self.by_forward[part] for part in parts}
+        found = {part: of_part[group].reshape(-1, dim) for part, of_part in given.items() if group in of_part}
         if len(parts) == 1 or not found:
             return next(iter(found.values()), None)
         some, lengths = next(iter(found.values())), np.diff(back.ends, prepend=0).tolist()

@@ -111,7 +111,7 @@ class IdExchange:
             if given_to is not None and mapped[0] is not None:
                 served.modules[m].learn(given_to[0], mapped)
         self._count(ids)
-        return replace(ids, parts=prepared)
+        return replace(ids, given=prepared)
 
     def exchange(
         self,

@@ -88,11 +88,11 @@ class FeatureFinder:
         found = [self._read(m, batch, checked) for m in range(len(self._names))]
         return [kjt for kjt, _ in found], [why for _, why in found]
 
-    def read_parts(
+    def read_each(
         self, parts: Sequence[Any], on_host: Sequence[Any]
     ) -> tuple[list[list[tuple[KJT, KJT | None]] | None], list[str | None]]:
-        """The same of a batch in parts: [M][k], each with what the part has in host memory, or None where `on_host` has
-        no such part."""
+        """The same of the parts of a batch, one for each forward: [M][k], each with what the part has in host memory,
+        or None where `on_host` has no such part."""
         beside = [None if part is None else self.read(part)[0] for part in on_host]
         found = [self.read(part, checked=host is not None) for part, host in zip(parts, beside, strict=True)]
         given: list[list[tuple[KJT, KJT | None]] | None] = []

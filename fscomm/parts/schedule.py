@@ -126,7 +126,7 @@ class PartSchedule(StepSchedule):
             return
         for m, module in enumerate(_progress(step).modules):
             gradients = module.gradients
-            while gradients is not None and module.sent < len(gradients.by_part):
+            while gradients is not None and module.sent < len(gradients.by_forward):
                 if self._send_part(step, module, gradients):
                     self._engine.backward.update(step, m, gradients)
         self._go_back_whole(step, in_any_case=True)
@@ -241,9 +241,9 @@ class PartSchedule(StepSchedule):
         if module.gradients is None:
             by_part: list[dict[int, Any]] = [{} for _ in progress.parts]
             hypers = step.hypers_of(self._engine.served.groups[m])
-            module.gradients = Gradients(number=step.number, by_part=by_part, hypers=hypers)
+            module.gradients = Gradients(number=step.number, by_forward=by_part, hypers=hypers)
         gradients = module.gradients
-        gradients.by_part[number].update(by_group)
+        gradients.by_forward[number].update(by_group)
         module.received.add(number)
         while module.sent in module.received:
             if self._send_part(step, module, gradients):
@@ -252,7 +252,7 @@ class PartSchedule(StepSchedule):
 
     def _send_part(self, step: Step, module: ModuleInParts, gradients: Gradients) -> bool:
         """The next part's; whether it is the last one, which travels with the update."""
-        part, parts = module.sent, len(gradients.by_part)
+        part, parts = module.sent, len(gradients.by_forward)
         module.sent += 1
         if module.sent == parts:
             module.gradients, module.closed = None, True  # the user may hold the step for long

@@ -74,7 +74,7 @@ class Binding(ABC):
     plainly: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def in_part(self) -> bool:
+    def partly_served(self) -> bool:
         """Whether some groups run plainly, inside a forward whose other groups are served."""
         return bool(self.plainly)
 

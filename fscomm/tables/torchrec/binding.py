@@ -100,7 +100,7 @@ class TorchRecBinding(Binding):
         if features.stride() == 0:
             return self._output_of_nothing(features, rows)
         context, *split = given
-        if self.in_part:
+        if self.partly_served:
             context = self.module.create_context()
             own = [pass_by if number in self.numbers else dist for number, dist in enumerate(self.module._input_dists)]
             split = dist_input(self.module, own, context, features)
@@ -129,7 +129,7 @@ class TorchRecBinding(Binding):
         parts: list[tuple[str, str, Any]] = [(self.name, "", None)]
         return [
             ForwardSize(name, *forward_size(self._rows, features, sharding), self.plainly.get(name))
-            for name, _, sharding in (sharded.groups(self.name, self.module) if self.in_part else parts)
+            for name, _, sharding in (sharded.groups(self.name, self.module) if self.partly_served else parts)
         ]
 
     def on_gradient(self, output: Any, then: Callable[[], None]) -> None:

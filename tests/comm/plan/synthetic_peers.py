@@ -21,7 +21,6 @@ from fscomm.plan.sharding_group import GroupLayout
 from fscomm.report.recorder import Recorder
 from fscomm.tables.forward_guard import ForwardGuard
 
-
 _WORDS = 4  # of the status, without measured numbers
 
 
