@@ -42,14 +42,13 @@ class ModuleInParts:
     Attributes:
         part: the last one whose forward was called; -1 before the first.
         whole: what is left of its own forward of the whole step, if it runs plainly.
-        gradients: of the parts so far; None before the first, and when all travel. closed: they do.
+        gradients: of the parts so far; None before the first, and when all travel.
         received: parts that have their gradients. sent: so many parts travel.
     """
 
     part: int = -1
     whole: WholeCall | None = None
     gradients: Gradients | None = None
-    closed: bool = False
     received: set[int] = field(default_factory=set)
     sent: int = 0
 
@@ -236,7 +235,7 @@ class PartSchedule(StepSchedule):
             return super().complete(step, m, number, by_group)
         progress = _progress(step)
         module = progress.modules[m]
-        if module.closed or number in module.received or module.sent > number:
+        if number in module.received or module.sent > number:
             raise RuntimeError(SECOND_BACKWARD)
         if module.gradients is None:
             by_part: list[dict[int, Any]] = [{} for _ in progress.parts]
@@ -255,7 +254,7 @@ class PartSchedule(StepSchedule):
         part, parts = module.sent, len(gradients.by_forward)
         module.sent += 1
         if module.sent == parts:
-            module.gradients, module.closed = None, True  # the user may hold the step for long
+            module.gradients = None  # the user may hold the step for long
             return True
         self._engine.backward.send(step, gradients, [part, parts + part])
         return False
