@@ -1,6 +1,5 @@
 """Models that make their KJTs of plain tensors of any layout are served, to the bit, whatever lies beside the ids."""
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,17 +8,15 @@ from unittest import mock
 
 import pytest
 import torch
-from clocks import Clocks
 from exact import Run, compare
 from exact_configs import CONFIGS
+from exact_device import on_a_device
 from exact_model import Batch
 from layouts import LAYOUTS, as_plain_ids
 from odd_tensors import ODD
 from programs import reversed_ids
-from test_exact import moves, notes
 from worlds import shared_world
 
-from fscomm import comm
 from fscomm.loop import moving
 from fscomm.recipes.recipe import Recipe
 
@@ -68,24 +65,23 @@ def test_every_layout_is_served_from_the_second_step(name: str) -> None:
 def read_on_a_device(rank: int, size: int) -> tuple[list[str], list[bool]]:
     """What differs, and of each KJT that was made of a batch on its way to the device, whether that was behind the
     copies."""
-    device, behind, read = Clocks(done_share=0.5, runs_ahead=True), list[bool](), Recipe.read
+    problems, behind, read = list[str](), list[bool](), Recipe.read
+    loop = partial(trained, change=partial(in_layout, name="values and lengths of each key"))
+    with (
+        mock.patch.object(moving, "to_device", lambda batch, _: replace(batch)),
+        on_a_device(problems) as device,
+        mock.patch.object(Recipe, "read", autospec=True) as noted,
+    ):
 
-    def noted(self: Recipe, batch: Any, **options: Any) -> Any:
-        found, moment = device.moved.get(id(batch), (None, device.now()))
-        if found is batch:
-            behind.append(moment.is_before(device.now()))
-        return read(self, batch, **options)
+        def read_and_note(recipe: Recipe, batch: Any, **options: Any) -> Any:
+            found, moment = device.moved.get(id(batch), (None, device.now()))
+            if found is batch:
+                behind.append(moment.is_before(device.now()))
+            return read(recipe, batch, **options)
 
-    with contextlib.ExitStack() as patched:
-        for user in (comm, moving):
-            patched.enter_context(mock.patch.object(user, "device_of", return_value=device))
-        patched.enter_context(mock.patch.object(comm, "Moving", moves))
-        patched.enter_context(mock.patch.object(moving, "to_device", lambda batch, _: replace(batch)))
-        patched.enter_context(mock.patch.object(moving, "to_device", notes(device)))
-        patched.enter_context(mock.patch.object(Recipe, "read", noted))
-        loop = partial(trained, change=partial(in_layout, name="values and lengths of each key"))
+        noted.side_effect = read_and_note
         found, _ = compare(rank, size, CONFIG, loop)
-    return found, behind
+    return found + problems, behind
 
 
 def test_kjts_are_made_of_a_batch_behind_its_copies_to_the_device() -> None:
