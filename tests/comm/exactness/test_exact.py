@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from exact import differences, flat, plain, raw_state
+from exact import check_equal, differences, flat, plain, raw_state
 from exact_configs import CONFIGS
 from exact_device import compare_played
 from exact_loops import LOOPS, base
@@ -49,11 +49,10 @@ def check(
 ) -> list[dict[str, Any]]:
     """Nothing differs. Returns what fscomm said of itself on every rank. ahead: of a device; it is played. streams: one
     worker issues to them, whatever the transport."""
-    answers = world.run(compared, config, loop, {"transport": transport, **options}, chunk_rows, ahead, streams)
-    for rank, (found, said) in enumerate(answers):
-        assert found == [], f"rank {rank} of {world.size}, {loop}"
-        assert said["report"]["transport"] == transport  # not plainly, because the warm-up had failed
-    return [said for _, said in answers]
+    options["transport"] = transport
+    reported = check_equal(world, compared, config, loop, options, chunk_rows, ahead, streams)
+    assert {said["report"]["transport"] for said in reported} == {transport}  # not plainly: the warm-up had failed
+    return reported
 
 
 def check_model(name: str, size: int, chunk_rows: int | None = None, transport: str = "gloo") -> None:

@@ -7,12 +7,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
-from exact import Run, compare
+from exact import Run, check_equal, compare
 from exact_configs import CONFIGS
 from exact_device import on_a_device
 from exact_model import Batch
-from layouts import LAYOUTS, as_plain_ids
+from layouts import LAYOUTS, as_plain_ids, without_ids
 from odd_tensors import ODD
 from programs import reversed_ids
 from worlds import shared_world
@@ -30,9 +29,7 @@ def trained(run: Run, change: Change) -> None:
     batches = run.loader(0, STEPS)
     for step, batch in enumerate(batches):
         change(step, batch, run)
-    with run.enable() as comm:
-        for step, batch in enumerate(comm.lookahead(batches)):
-            run.train(step, batch)
+    run.train_all(batches)
 
 
 def in_layout(step: int, batch: Batch, run: Run, name: str) -> None:
@@ -41,10 +38,8 @@ def in_layout(step: int, batch: Batch, run: Run, name: str) -> None:
 
 def shares(change: Change, size: int = 2) -> list[dict[str, float]]:
     """By rank and module, the share of the forwards that were served, where nothing differs."""
-    answers = shared_world(size).run(compare, CONFIG, partial(trained, change=change))
     found = []
-    for differing, said in answers:
-        assert differing == []
+    for said in check_equal(shared_world(size), compare, CONFIG, partial(trained, change=change)):
         forwards = said["report"]["forwards"].items()
         found.append({name: of["served"] / (of["served"] + sum(of["plain"].values())) for name, of in forwards})
     return found
@@ -85,8 +80,7 @@ def read_on_a_device(rank: int, size: int) -> tuple[list[str], list[bool]]:
 
 
 def test_kjts_are_made_of_a_batch_behind_its_copies_to_the_device() -> None:
-    for found, behind in shared_world(2).run(read_on_a_device):
-        assert found == []
+    for behind in check_equal(shared_world(2), read_on_a_device):
         assert len(behind) >= 2 * (STEPS - 2)
         assert all(behind)
 
@@ -113,11 +107,10 @@ def two_alike_at_first(step: int, batch: Batch, run: Run) -> None:
 
 def test_a_wrong_source_is_corrected() -> None:
     """Two steps were announced by it, on one rank: they run plainly on all ranks, and the report says why."""
-    answers = shared_world(2).run(compare, CONFIG, partial(trained, change=two_alike_at_first))
-    for found, said in answers:
-        assert found == []
+    reported = check_equal(shared_world(2), compare, CONFIG, partial(trained, change=two_alike_at_first))
+    for said in reported:
         assert {forwards["served"] for forwards in said["report"]["forwards"].values()} == {STEPS - 3}
-    (_, said), (_, other) = answers
+    said, other = reported
     for words in ("step 1: it got other features", "on rank 0 its", "but others were announced"):
         assert words in said["fallbacks"]["embeddings.a"]
     assert "rank 0 could not use what was fetched ahead" in other["fallbacks"]["embeddings.a"]
@@ -137,18 +130,14 @@ def strays_at_second(step: int, batch: Batch, run: Run) -> None:
 def test_a_wrong_source_with_ids_that_no_table_has(dedup: bool) -> None:
     """They are announced all the same, and no forward looks them up."""
     loop = partial(trained, change=strays_at_second)
-    for found, said in shared_world(2).run(compare, CONFIG.but(dedup=dedup), loop):
-        assert found == []
+    for said in check_equal(shared_world(2), compare, CONFIG.but(dedup=dedup), loop):
         assert all(forwards["served"] >= STEPS - 4 for forwards in said["report"]["forwards"].values())
 
 
 def nothing_at_first(step: int, batch: Batch, run: Run) -> None:
     """No ids in the first step: every list fits every feature."""
     for module, kjt in batch.ids.items():
-        if step == 0:
-            nothing = torch.zeros_like(kjt.lengths())
-            kjt = type(kjt)(keys=kjt.keys(), values=kjt.values()[:0], lengths=nothing, stride=kjt.stride())
-        batch.ids[module] = as_plain_ids(kjt, "values and lengths of each key")
+        batch.ids[module] = as_plain_ids(kjt if step else without_ids(kjt), "values and lengths of each key")
 
 
 def test_a_first_step_without_ids() -> None:

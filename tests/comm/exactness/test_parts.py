@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from exact import Run, compare, new_run
+from exact import Run, check_equal, compare, new_run
 from exact_configs import CONFIGS, configs
 from exact_device import compare_played
 from exact_model import Config
@@ -69,11 +69,7 @@ def check(
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Nothing differs. Returns what fscomm said of itself on every rank."""
-    config = config.but(static_graph=False)
-    answers = world.run(compared, config, loop, parts, options, ahead, streams)
-    for rank, (found, _) in enumerate(answers):
-        assert found == [], f"rank {rank} of {world.size}, {loop}"
-    return [said for _, said in answers]
+    return check_equal(world, compared, config.but(static_graph=False), loop, parts, options, ahead, streams)
 
 
 MODELS = [  # one for each kind of sharding, of precision on the way, of bags; and each transport
@@ -124,8 +120,7 @@ def with_graph_in_parts(run: Run) -> None:
 
 def test_backward_that_makes_a_graph_in_parts() -> None:
     config = CONFIGS["small"].but(data_parallel=False)
-    for found, said in shared_world(2).run(compare, config, with_graph_in_parts, "fscomm", {"parts": 3}):
-        assert found == []
+    for said in check_equal(shared_world(2), compare, config, with_graph_in_parts, "fscomm", {"parts": 3}):
         assert said["fallbacks"] == {}
 
 
