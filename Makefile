@@ -69,8 +69,8 @@ test-all: $(KERNELS) $(TRAINERS)
 	$(PYTEST) --hypothesis-profile=long
 	$(BIN)/python tests/without.py
 
-# Runs the tests of fsdata's core in copies from which one extension is deleted: all of them one after another, or
-# WITHOUT="balance views"; WITHOUT=--some is a quick run for two of them, which the commit chooses.
+# Runs the tests of a core, fsdata's or fscomm's, in copies from which one extension is deleted: all of them one after
+# another, or WITHOUT="balance bags"; WITHOUT=--some is a quick run for two of them, which the commit chooses.
 test-without: $(KERNELS)
 	$(BIN)/python tests/without.py $(WITHOUT)
 

@@ -222,20 +222,27 @@ def names_of_extensions() -> set[str]:
 
     given = {f"fsdata.{name}": where for name, where in _WHERE.items()}
     given |= {f"fsdata.nodes.{name}": where for name, where in nodes._OF_EXTENSIONS.items()}
-    return {name for name, where in given.items() if where.split(".")[1] in EXTENSIONS["fsdata"]}
+    found = {name for name, where in given.items() if where.split(".")[1] in EXTENSIONS["fsdata"]}
+    return found | {"fscomm.cpu_kernels"}
 
 
-def test_tests_of_the_core_use_no_extension():
+def test_every_extension_is_deleted_by_make_test_without():
+    deleted = {package: {each.replace("/", ".") for each in each_of} for package, each_of in without.EXTENSIONS.items()}
+    assert deleted["fsdata"] == {*EXTENSIONS["fsdata"]}
+    assert deleted["fscomm"] == {*EXTENSIONS["fscomm"], *INNER_EXTENSIONS}
+
+
+@pytest.mark.parametrize("package", without.CORE_TESTS)
+def test_tests_of_the_core_use_no_extension(package):
     """Neither do the modules of tests that they import. `make test-without` runs them where an extension is deleted."""
-    assert set(without.EXTENSIONS) == set(EXTENSIONS["fsdata"])
-    assert set(without.OF_FSCOMM) <= set(EXTENSIONS["fscomm"])
     beside = {path.stem: path for path in (ROOT / "tests").rglob("*.py") if path.stem != "conftest"}
-    found = [path for folder in without.CORE_TESTS for path in sorted((ROOT / folder).rglob("*.py"))]
+    named = [ROOT / name for name in without.CORE_TESTS[package]]
+    found = [path for each in named for path in ([each] if each.is_file() else sorted(each.rglob("*.py")))]
     found += [ROOT / "tests/conftest.py", ROOT / "tests/data/conftest.py"]
     for path in found:  # grows
         found += [beside[name] for name in sorted(imports(path) & beside.keys()) if beside[name] not in found]
-    forbidden = (*(f"fsdata.{extension}" for extension in EXTENSIONS["fsdata"]), *sorted(names_of_extensions()))
-    assert violations(found, forbidden=forbidden) == []
+    extensions = [f"{of}.{each.replace('/', '.')}" for each, of in without.PACKAGES.items()]
+    assert violations(found, forbidden=(*extensions, *sorted(names_of_extensions()))) == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

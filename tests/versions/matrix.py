@@ -62,7 +62,10 @@ ROWS = (
 
 # What other versions may break, each in a run of pytest of its own: one that dies takes no other along.
 CHECKS: dict[str, tuple[str, ...]] = {
-    "exactness": ("tests/comm/exactness/test_exact.py", "-m", "not long"),
+    "exactness": (
+        *("tests/comm/exactness/test_exact.py", "tests/comm/exactness/test_extensions.py"),
+        *("-m", "not long"),
+    ),
     "managed collision": (
         *(
             "tests/comm/engine/test_map_order.py",

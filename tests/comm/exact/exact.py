@@ -101,6 +101,12 @@ class Run:
         self.loss(step, batch).backward()
         self.optimizer.step()
 
+    def train_all(self, batches: list[Batch] | None = None) -> None:
+        """In one block, on these or on the loader's."""
+        with self.enable() as comm:
+            for step, batch in enumerate(comm.lookahead(self.loader() if batches is None else batches)):
+                self.train(step, batch)
+
     def set_rate(self, step: int) -> None:
         """Another learning rate at every step, through the optimizer, as a scheduler does."""
         for group in self.optimizer.param_groups:
@@ -266,6 +272,15 @@ def compare(
     gc.freeze()  # what stays is not walked over again: imported modules first of all, half the time of a short run
     dist.barrier()
     return found, said
+
+
+def check_equal(world: Any, case: Callable[..., Any], *args: Any) -> list[Any]:
+    """Nothing differs where a `World` runs `case`: `compare`, or what gives the same. What fscomm said of itself, by
+    rank."""
+    answers = world.run(case, *args)
+    for rank, (found, _) in enumerate(answers):
+        assert found == [], f"rank {rank} of {world.size}, {args}"
+    return [said for _, said in answers]
 
 
 def attachments(model: Any, optimizer: Any) -> dict[str, Any]:

@@ -25,9 +25,7 @@ def loop(function: Loop) -> Loop:
 
 @loop
 def base(run: Run) -> None:
-    with run.enable() as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            run.train(step, batch)
+    run.train_all()
 
 
 @loop

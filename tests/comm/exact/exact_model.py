@@ -192,13 +192,8 @@ def batch(config: Config, rank: int, size: int, step: int) -> Batch:
             kjts["all" + AGAIN * call] = _kjt(dict(reversed(features.items())), samples)
             continue
         for module, of_module in ids.items():
-            kjt = _kjt(of_module, samples)
-            if config.weighted and config.modules[module][0].pooling:
-                weights = torch.rand(kjt.values().numel(), generator=random) - 0.3
-                kjt = KeyedJaggedTensor(
-                    keys=kjt.keys(), values=kjt.values(), lengths=kjt.lengths(), weights=weights, stride=samples
-                )
-            kjts[module + AGAIN * call] = kjt
+            weighted = config.weighted and bool(config.modules[module][0].pooling)
+            kjts[module + AGAIN * call] = _kjt(of_module, samples, random if weighted else None)
     return Batch(
         ids=kjts,
         dense=torch.randn(samples, DENSE, generator=random),
@@ -216,10 +211,15 @@ def _values(table: Table, config: Config, step: int, count: int, random: torch.G
     return drawn % (table.ids or table.rows)
 
 
-def _kjt(features: dict[str, tuple[torch.Tensor, torch.Tensor]], samples: int) -> KeyedJaggedTensor:
+def _kjt(
+    features: dict[str, tuple[torch.Tensor, torch.Tensor]], samples: int, weights: torch.Generator | None = None
+) -> KeyedJaggedTensor:
+    """weights: what draws them, where ids have some."""
+    values = torch.cat([values for _, values in features.values()])
     return KeyedJaggedTensor(
         keys=list(features),
-        values=torch.cat([values for _, values in features.values()]),
+        values=values,
+        weights=None if weights is None else torch.rand(len(values), generator=weights) - 0.3,
         lengths=torch.cat([lengths for lengths, _ in features.values()]),
         stride=samples,
     )

@@ -52,8 +52,7 @@ def cut(batch: Batch, ends: Sequence[int]) -> list[Batch]:
 
 def some(kjt: KeyedJaggedTensor, start: int, end: int) -> KeyedJaggedTensor:
     values, lengths, weights = [kjt.values()[:0]], [], []
-    for key, jagged in kjt.to_dict().items():
-        del key
+    for jagged in kjt.to_dict().values():
         offsets = jagged.offsets().tolist()
         lengths.append(jagged.lengths()[start:end])
         values.append(jagged.values()[offsets[start] : offsets[end]])

@@ -68,6 +68,11 @@ def of_lists(keys: list[str], lists: list[tuple[Tensor, Tensor]]) -> KeyedJagged
     return KeyedJaggedTensor(keys, torch.cat(values), lengths=torch.cat(lengths), stride=len(lengths[0]))
 
 
+def without_ids(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Of as many samples."""
+    return of_lists(kjt.keys(), [(values[:0], torch.zeros_like(lengths)) for values, lengths in lists_of(kjt)])
+
+
 def padded(values: Tensor, lengths: Tensor, *, left: bool, pad: int, extra: int = 1) -> tuple[Tensor, Tensor]:
     """[B, L] the lists and a mask of what is no padding."""
     longest = (int(lengths.max()) if len(lengths) else 0) + extra

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -249,12 +250,14 @@ class Player:
     def _as_others_do(self, i: int, batch: Batch) -> None:
         """Ids in plain tensors of some layout, of which a model makes its KJTs, and tensors of any kind beside them.
 
-        Before them stand others, which are the same in the first batch.
+        Before them stand others, which are the same in the first batch. Where `fscomm.recipes` is deleted, batches hold
+        KJTs: those that a model makes would not be served.
         """
         config = self.run.config
         batch.beside = [make() for make, _ in odd_tensors(config.seed + i)]
         layout = [*LAYOUTS, *[None] * len(LAYOUTS)][config.seed % (2 * len(LAYOUTS))]
-        if layout is not None and not config.weighted and ON_CPU:
+        served = ON_CPU and find_spec("fscomm.recipes") is not None
+        if layout is not None and not config.weighted and served:
             ids, batch.ids = batch.ids, {}
             for name, kjt in ids.items():
                 if config.seed % 3 == 0:

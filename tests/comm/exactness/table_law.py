@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -25,7 +26,6 @@ from fscomm.exchange.operations import EXCLUSIVE, REASSIGNED
 from fscomm.exchange.rows import RowExchange
 from fscomm.exchange.worker import Pending, Worker
 from fscomm.tables import lookups, shadow_kernels
-from fscomm.verify import trial
 
 Row = tuple[int, int]  # table, id
 
@@ -100,7 +100,8 @@ class Watch:
 def watch(patch: pytest.MonkeyPatch, device: Clocks, delay: Callable[[], None] = lambda: None) -> Watch:
     """Let everything that touches a fused kernel say so, until `patch` is undone. Workers call `delay` before work."""
     seen = Watch(device)
-    patch.setattr(trial, "problems", lambda *_, **options: {})  # what it does has no place in the program's order
+    if find_spec("fscomm.verify") is not None:  # its trial steps have no place in the program's order
+        patch.setattr("fscomm.verify.trial.problems", lambda *_, **options: {})
     own = threading.local()
     lookup, update = shadow_kernels.Shadow.lookup, shadow_kernels.Shadow.update
     fetch, run, class_forward = RowExchange.fetch, Worker._run, lookups.class_forward

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 import tqdm
-from exact import Loop, Run, compare, plain
+from exact import Loop, Run, check_equal, compare, plain
 from exact_model import Batch, Config, Table
+from layouts import without_ids
 from patience import PATIENCE_S
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo import compiled_autograd
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
-from torchrec import KeyedJaggedTensor
 from worlds import shared_world
 
 import fscomm
@@ -70,8 +70,7 @@ def compiled_of_ours() -> list[str]:
 
 def check(size: int, loop: Loop, config: Config = CONFIG, *, unserved: int = 1, both: bool = False) -> None:
     """unserved: forwards of each module that nothing is fetched ahead for."""
-    for found, forwards in shared_world(size).run(partial(compiled, both=both), config, loop):
-        assert found == []
+    for forwards in check_equal(shared_world(size), partial(compiled, both=both), config, loop):
         assert list(forwards) == [f"embeddings.{name}" for name in config.modules]
         assert {forward["served"] for forward in forwards.values()} == {config.steps - unserved}
 
@@ -260,7 +259,7 @@ def compiled_while_ids_are_prepared(run: Run) -> None:
         return graph.forward
 
     batches = run.loader()
-    batches[3].ids = {name: nothing_of(kjt) for name, kjt in batches[3].ids.items()}
+    batches[3].ids = {name: without_ids(kjt) for name, kjt in batches[3].ids.items()}
     with pytest.MonkeyPatch.context() as patch, run.enable() as comm:
         patch.setattr(TorchRecBinding, "prepare", prepare_then)
         for number, batch in enumerate(comm.lookahead(batches)):
@@ -268,12 +267,6 @@ def compiled_while_ids_are_prepared(run: Run) -> None:
                 torch.compile(lambda x: x + 1, backend=slow)(torch.ones(2))
                 assert prepared.is_set()
             run.train(number, batch)
-
-
-def nothing_of(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """As many samples, without an id."""
-    lengths = torch.zeros_like(kjt.lengths())
-    return KeyedJaggedTensor(keys=kjt.keys(), values=kjt.values()[:0], lengths=lengths, stride=kjt.stride())
 
 
 def test_ids_are_prepared_while_the_training_thread_compiles() -> None:

@@ -1,6 +1,5 @@
 """Models that make their KJTs of plain tensors of any layout are served, to the bit, whatever lies beside the ids."""
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -8,18 +7,15 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
-from clocks import Clocks
-from exact import Run, compare
+from exact import Run, check_equal, compare
 from exact_configs import CONFIGS
+from exact_device import on_a_device
 from exact_model import Batch
-from layouts import LAYOUTS, as_plain_ids
+from layouts import LAYOUTS, as_plain_ids, without_ids
 from odd_tensors import ODD
 from programs import reversed_ids
-from test_exact import moves, notes
 from worlds import shared_world
 
-from fscomm import comm
 from fscomm.loop import moving
 from fscomm.recipes.recipe import Recipe
 
@@ -33,9 +29,7 @@ def trained(run: Run, change: Change) -> None:
     batches = run.loader(0, STEPS)
     for step, batch in enumerate(batches):
         change(step, batch, run)
-    with run.enable() as comm:
-        for step, batch in enumerate(comm.lookahead(batches)):
-            run.train(step, batch)
+    run.train_all(batches)
 
 
 def in_layout(step: int, batch: Batch, run: Run, name: str) -> None:
@@ -44,10 +38,8 @@ def in_layout(step: int, batch: Batch, run: Run, name: str) -> None:
 
 def shares(change: Change, size: int = 2) -> list[dict[str, float]]:
     """By rank and module, the share of the forwards that were served, where nothing differs."""
-    answers = shared_world(size).run(compare, CONFIG, partial(trained, change=change))
     found = []
-    for differing, said in answers:
-        assert differing == []
+    for said in check_equal(shared_world(size), compare, CONFIG, partial(trained, change=change)):
         forwards = said["report"]["forwards"].items()
         found.append({name: of["served"] / (of["served"] + sum(of["plain"].values())) for name, of in forwards})
     return found
@@ -68,29 +60,27 @@ def test_every_layout_is_served_from_the_second_step(name: str) -> None:
 def read_on_a_device(rank: int, size: int) -> tuple[list[str], list[bool]]:
     """What differs, and of each KJT that was made of a batch on its way to the device, whether that was behind the
     copies."""
-    device, behind, read = Clocks(done_share=0.5, runs_ahead=True), list[bool](), Recipe.read
+    problems, behind, read = list[str](), list[bool](), Recipe.read
+    loop = partial(trained, change=partial(in_layout, name="values and lengths of each key"))
+    with (
+        mock.patch.object(moving, "to_device", lambda batch, _: replace(batch)),
+        on_a_device(problems) as device,
+        mock.patch.object(Recipe, "read", autospec=True) as noted,
+    ):
 
-    def noted(self: Recipe, batch: Any, **options: Any) -> Any:
-        found, moment = device.moved.get(id(batch), (None, device.now()))
-        if found is batch:
-            behind.append(moment.is_before(device.now()))
-        return read(self, batch, **options)
+        def read_and_note(recipe: Recipe, batch: Any, **options: Any) -> Any:
+            found, moment = device.moved.get(id(batch), (None, device.now()))
+            if found is batch:
+                behind.append(moment.is_before(device.now()))
+            return read(recipe, batch, **options)
 
-    with contextlib.ExitStack() as patched:
-        for user in (comm, moving):
-            patched.enter_context(mock.patch.object(user, "device_of", return_value=device))
-        patched.enter_context(mock.patch.object(comm, "Moving", moves))
-        patched.enter_context(mock.patch.object(moving, "to_device", lambda batch, _: replace(batch)))
-        patched.enter_context(mock.patch.object(moving, "to_device", notes(device)))
-        patched.enter_context(mock.patch.object(Recipe, "read", noted))
-        loop = partial(trained, change=partial(in_layout, name="values and lengths of each key"))
+        noted.side_effect = read_and_note
         found, _ = compare(rank, size, CONFIG, loop)
-    return found, behind
+    return found + problems, behind
 
 
 def test_kjts_are_made_of_a_batch_behind_its_copies_to_the_device() -> None:
-    for found, behind in shared_world(2).run(read_on_a_device):
-        assert found == []
+    for behind in check_equal(shared_world(2), read_on_a_device):
         assert len(behind) >= 2 * (STEPS - 2)
         assert all(behind)
 
@@ -117,11 +107,10 @@ def two_alike_at_first(step: int, batch: Batch, run: Run) -> None:
 
 def test_a_wrong_source_is_corrected() -> None:
     """Two steps were announced by it, on one rank: they run plainly on all ranks, and the report says why."""
-    answers = shared_world(2).run(compare, CONFIG, partial(trained, change=two_alike_at_first))
-    for found, said in answers:
-        assert found == []
+    reported = check_equal(shared_world(2), compare, CONFIG, partial(trained, change=two_alike_at_first))
+    for said in reported:
         assert {forwards["served"] for forwards in said["report"]["forwards"].values()} == {STEPS - 3}
-    (_, said), (_, other) = answers
+    said, other = reported
     for words in ("step 1: it got other features", "on rank 0 its", "but others were announced"):
         assert words in said["fallbacks"]["embeddings.a"]
     assert "rank 0 could not use what was fetched ahead" in other["fallbacks"]["embeddings.a"]
@@ -141,18 +130,14 @@ def strays_at_second(step: int, batch: Batch, run: Run) -> None:
 def test_a_wrong_source_with_ids_that_no_table_has(dedup: bool) -> None:
     """They are announced all the same, and no forward looks them up."""
     loop = partial(trained, change=strays_at_second)
-    for found, said in shared_world(2).run(compare, CONFIG.but(dedup=dedup), loop):
-        assert found == []
+    for said in check_equal(shared_world(2), compare, CONFIG.but(dedup=dedup), loop):
         assert all(forwards["served"] >= STEPS - 4 for forwards in said["report"]["forwards"].values())
 
 
 def nothing_at_first(step: int, batch: Batch, run: Run) -> None:
     """No ids in the first step: every list fits every feature."""
     for module, kjt in batch.ids.items():
-        if step == 0:
-            nothing = torch.zeros_like(kjt.lengths())
-            kjt = type(kjt)(keys=kjt.keys(), values=kjt.values()[:0], lengths=nothing, stride=kjt.stride())
-        batch.ids[module] = as_plain_ids(kjt, "values and lengths of each key")
+        batch.ids[module] = as_plain_ids(kjt if step else without_ids(kjt), "values and lengths of each key")
 
 
 def test_a_first_step_without_ids() -> None:

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from exact import Loop, Run, compare, new_run
+from exact import Loop, Run, check_equal, compare, new_run
 from exact_kinds import SERVED
 from exact_loops import LOOPS
 from exact_managed import IDS, at_hour, hash_zch, managed, mch, needs_mpzch
@@ -70,8 +70,7 @@ def timed(rank: int, size: int, config: Config, loop: str, **options: Any) -> An
 @pytest.mark.parametrize("loop", sorted(LOOPS))
 @pytest.mark.parametrize("size", [1, 2])
 def test_loops(size: int, loop: str) -> None:
-    for found, _ in shared_world(size).run(timed, CONFIG, loop):
-        assert found == []
+    check_equal(shared_world(size), timed, CONFIG, loop)
 
 
 # Of which maps see other batches, in other order, than in a loop that trains on each once.
@@ -140,8 +139,7 @@ def test_an_id_that_is_mapped_to_two_rows() -> None:
     maps = managed({"h": partial(hash_zch, enable_per_feature_lookups=True)})
     config = Config(modules={"b": (table,)}, static_graph=False, max_batch=8, spread=0.02, builder=maps, steps=9)
     for size in (1, 2):
-        for found, said in shared_world(size).run(timed, config, "base"):
-            assert found == []
+        for said in check_equal(shared_world(size), timed, config, "base"):
             assert "two rows" in str(said["report"]["forwards"]["embeddings.b"]["plain"])
 
 
@@ -169,19 +167,17 @@ def rivals(run: Run) -> None:
     """Pairs of batches: of many new ids and one that has a row, and of one of the new ids. All rows but two go to the
     new ones in the second step, which uses one of them. One id comes so often at first that it stays, and that the
     history of MCH is long enough."""
-    with run.enable() as comm:
-        batches = run.loader()
-        for step, batch in enumerate(batches):
-            pair, second = divmod(step, 2)
-            new, times = RIVALS * pair + torch.arange(RIVALS), 2 * pair + 2  # more often than those before
-            ids = new[:1] if second else torch.cat([new.repeat(times), new[-1:] - RIVALS * min(pair, 1)])
-            if step == 0:
-                ids = torch.cat([ids, torch.full((2 * RIVALS * STEPS,), IDS - 1)])
-            lengths = torch.zeros(len(batch.target), dtype=torch.int64)
-            lengths[0] = len(ids)
-            batch.ids["b"] = KeyedJaggedTensor(["m0"], ids, lengths=lengths, stride=len(lengths))
-        for step, batch in enumerate(comm.lookahead(batches)):
-            run.train(step, batch)
+    batches = run.loader()
+    for step, batch in enumerate(batches):
+        pair, second = divmod(step, 2)
+        new, times = RIVALS * pair + torch.arange(RIVALS), 2 * pair + 2  # more often than those before
+        ids = new[:1] if second else torch.cat([new.repeat(times), new[-1:] - RIVALS * min(pair, 1)])
+        if step == 0:
+            ids = torch.cat([ids, torch.full((2 * RIVALS * STEPS,), IDS - 1)])
+        lengths = torch.zeros(len(batch.target), dtype=torch.int64)
+        lengths[0] = len(ids)
+        batch.ids["b"] = KeyedJaggedTensor(["m0"], ids, lengths=lengths, stride=len(lengths))
+    run.train_all(batches)
 
 
 RIVALS = 10
@@ -308,9 +304,7 @@ def test_one_rank_evicts_and_waits_for_what_another_one_holds_back() -> None:
     maps = managed({"m": partial(mch, interval=1, ids=8)})
     table = Table(name="m", rows=24, sharding="row", features=("m0",), ids=8)  # soon all ids have a row, and keep it
     config = Config(modules={"b": (table,)}, static_graph=False, even=True, steps=8, builder=maps)
-    options = {"timeout_s": PATIENCE_S}
-    for found, said in shared_world(2).run(partial(compare, options=options), config, one_evicts):
-        assert found == []
+    for said in check_equal(shared_world(2), compare, config, one_evicts):
         assert said["report"]["forwards"]["embeddings.b"]["served"] > 4
 
 

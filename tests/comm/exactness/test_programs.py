@@ -12,6 +12,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import cycle
 from typing import Any
 
@@ -154,7 +155,7 @@ RUN_PLAINLY = {  # forwards of a module with gradients: the first one of a block
     "tables are read": 2,
     "tables are changed": 1,
     "tables are held by numpy": 4,
-    "errors": 5,
+    "errors": 4 + (find_spec("fscomm.recipes") is not None),  # whose first recipe of a block fits one batch only
     "prefetchers": 2,
     "random numbers": 2,
     "random numbers on one rank": 2,

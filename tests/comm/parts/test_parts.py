@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from clocks import Clocks, on_streams
-from exact import compare, new_run
+from exact import Run, check_equal, compare, new_run
 from exact_configs import CONFIGS, configs
+from exact_device import compare_played
 from exact_model import Config
-from exact_parts import LOOPS, Numbers, at, in_parts
+from exact_parts import LOOPS, Numbers, at, in_parts, loss_of, own_dense_gradients, steps
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
@@ -44,8 +44,9 @@ from fsranks.errors import MismatchError
 def compared(
     rank: int, size: int, config: Config, loop: str, parts: Numbers, options: dict[str, Any], ahead: bool, streams: bool
 ) -> tuple[list[str], Any]:
+    """ahead, streams: see `compare_played`."""
+    allowed: Any = parts
     with contextlib.ExitStack() as patched:
-        allowed: Any = parts
         if not isinstance(parts, int):
             allowed = sorted(set(parts))
             patched.enter_context(
@@ -53,12 +54,8 @@ def compared(
                     NumberOfParts, "of", lambda self, step: at(parts, step) if self.numbers != (1,) else 1
                 )
             )
-        if ahead:
-            device = Clocks(done_share=0.5, runs_ahead=True)
-            patched.enter_context(mock.patch.object(comm, "device_of", return_value=device))
-        if streams:
-            patched.enter_context(on_streams())
-        return compare(rank, size, config, in_parts(loop, parts), "fscomm", {"parts": allowed, **options})
+        options = {"parts": allowed, **options}
+        return compare_played(rank, size, config, in_parts(loop, parts), options, ahead=ahead, streams=streams)
 
 
 def check(
@@ -71,13 +68,8 @@ def check(
     streams: bool = False,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Nothing differs. Returns what fscomm said of itself on every rank. ahead: of a device; it is played. streams: of
-    it; one worker issues to them."""
-    config = config.but(static_graph=False)
-    answers = world.run(compared, config, loop, parts, options, ahead, streams)
-    for rank, (found, _) in enumerate(answers):
-        assert found == [], f"rank {rank} of {world.size}, {loop}"
-    return [said for _, said in answers]
+    """Nothing differs. Returns what fscomm said of itself on every rank."""
+    return check_equal(world, compared, config.but(static_graph=False), loop, parts, options, ahead, streams)
 
 
 MODELS = [  # one for each kind of sharding, of precision on the way, of bags; and each transport
@@ -114,6 +106,21 @@ def test_loops(loop: str, parts: Numbers, device: bool) -> None:
 def test_every_step_in_another_number_of_parts(name: str) -> None:
     config = CONFIGS[name].but(dedup=False)
     for said in check(shared_world(2), config, "base", (1, 3, 1, 1, 4, 2)):
+        assert said["fallbacks"] == {}
+
+
+def with_graph_in_parts(run: Run) -> None:
+    with run.enable() as comm:
+        for step, parts in steps(run, comm, 3):
+            with parts as of_step, own_dense_gradients(run):
+                for i, part in enumerate(of_step):
+                    loss_of(run, f"{step}.{i}", part).backward(create_graph=True)
+            run.optimizer.step()
+
+
+def test_backward_that_makes_a_graph_in_parts() -> None:
+    config = CONFIGS["small"].but(data_parallel=False)
+    for said in check_equal(shared_world(2), compare, config, with_graph_in_parts, "fscomm", {"parts": 3}):
         assert said["fallbacks"] == {}
 
 

@@ -1,10 +1,11 @@
 """The first lines of a report, and the spread in its table, with a clock that the test advances."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_meter import Clock
 
-from fscomm.parts.number_of_parts import NumberOfParts
 from fscomm.report.recorder import Recorder
 from fscomm.report.report import WARM_UP, Collisions, Report
 from fscomm.report.verdict import AGREEMENT
@@ -166,7 +167,7 @@ def test_every_cause_has_a_remedy(
     clock: Clock, recorder: Recorder, kind: str, transport: str, parts: tuple[int, ...], words: str
 ) -> None:
     recorder.travels_by(transport, torch.device("cpu"))
-    recorder.in_parts(NumberOfParts(parts), None)
+    recorder.in_parts(SimpleNamespace(chosen=parts[0] if len(parts) == 1 else None, tried=[]), None)
     for step in range(2):
         train(clock, recorder, step, 10, **{kind: 5})
         recorder.count("a", step, Collisions(occurrences=8, colliding=2, unique=4, unique_colliding=2))
@@ -175,7 +176,7 @@ def test_every_cause_has_a_remedy(
 
 
 def test_no_parts_are_advised_where_there_can_be_none(clock: Clock, recorder: Recorder) -> None:
-    recorder.in_parts(NumberOfParts([1]), "static_graph=True")
+    recorder.in_parts(SimpleNamespace(chosen=1, tried=[]), "static_graph=True")
     for step in range(2):
         train(clock, recorder, step, 10, collision_rows=5, exclusive_rows=6)
     larger, shuffled = advice(recorder.report())
