@@ -5,13 +5,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
+from fscomm.compose import is_installed
 from fscomm.device import device_of
 from fscomm.engine.agreement import Agreement, Features, agree_on_modules, note_fallbacks
 from fscomm.engine.engine import Engine
@@ -354,7 +354,7 @@ def _asked(parts: Any) -> "AskedParts | None":
     """None for whole steps."""
     if type(parts) is int and parts == 1:
         return None
-    if find_spec("fscomm.parts") is None:
+    if not is_installed("parts"):
         raise ValueError(f"parts={parts!r} takes fscomm.parts, which is not installed")
     from fscomm.parts.asked import AskedParts
 

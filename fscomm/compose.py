@@ -18,6 +18,11 @@ from fscomm.plan.row_plan import RowPlan
 from fscomm.plan.sharding_group import GroupLayout, Pooling
 
 
+def is_installed(extension: str) -> bool:
+    """Whether a folder of fscomm that can be deleted is there."""
+    return find_spec(f"fscomm.{extension}") is not None
+
+
 def group_plan(layout: GroupLayout) -> GroupPlan:
     if layout.pooling is not None:
         from fscomm.bags.bag_plan import BagPlan
@@ -60,11 +65,11 @@ def _steps() -> Iterator[tuple[GroupPlan, list[AskedIds]]]:
     )
     yield RowPlan(layout), [row]
     yield RowPlan(layout), [row, row._replace(from_wire=None)]
-    if find_spec("fscomm.two_levels") is not None:
+    if is_installed("two_levels"):
         from fscomm.two_levels.plan import TwoLevelPlan
 
         yield TwoLevelPlan(layout), [row]
-    if find_spec("fscomm.bags") is not None:
+    if is_installed("bags"):
         from fscomm.bags.bag_plan import BagPlan
 
         yield BagPlan(replace(layout, pooling=Pooling(strips=((1,),), owners=1, mean=False))), [bag]

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
 
-from fscomm.compose import compile_kernels
+from fscomm.compose import compile_kernels, is_installed
 from fscomm.engine.hooks import ServedForward
 from fscomm.errors import NotServedError
 from fscomm.loop.feature_finder import FeatureFinder
@@ -71,7 +70,7 @@ def agree_on_modules(
         MismatchError, PeerError: the ranks do not agree or do not come.
     """
     given = {"transport": transport, "strict": strict, "calls": calls, "ranks_per_host": ranks_per_host, "parts": parts}
-    same = {name: str(value) for name, value in given.items()} | {"verifies": str(_is_installed("verify"))}
+    same = {name: str(value) for name, value in given.items()} | {"verifies": str(is_installed("verify"))}
     try:
         from fscomm.tables.torchrec.binding import unquantised
         from fscomm.tables.torchrec.features import features_problem, forward_size, make_features
@@ -97,7 +96,7 @@ def agree_on_modules(
                 f"ranks_per_host={ranks_per_host}, but there are {context.world_size} ranks: every host must have "
                 "equally many. Without ranks_per_host rows go straight to every rank"
             )
-        if ranks_per_host > 1 and not _is_installed("two_levels"):
+        if ranks_per_host > 1 and not is_installed("two_levels"):
             raise ValueError(f"ranks_per_host={ranks_per_host} takes fscomm.two_levels, which is not installed")
         compile_kernels()
         found = _sharded_modules(model, is_sharded)
@@ -120,7 +119,7 @@ def agree_on_modules(
     groups = {name: group_names(name, module) for name, module in found.items()}
     problems = _in_whole(_of_all_ranks(said), groups)
 
-    if _is_installed("verify"):
+    if is_installed("verify"):
         from fscomm.verify import trial
 
         trials = {name: _trial_of(module) for name, module in found.items() if name not in problems}
@@ -159,7 +158,7 @@ def agree_on_modules(
 
 def _search(make_features: Callable[..., Any]) -> dict[str, Any]:
     """For features that a model builds from its batch, unless that extension is deleted."""
-    if not _is_installed("recipes"):
+    if not is_installed("recipes"):
         return {}
     from fscomm.recipes.search import recipe
 
@@ -217,17 +216,13 @@ def _trial_of(module: Any) -> Any:
 
 def _lacking(found: Mapping[str, Any], extensions: Mapping[str, Callable[[Any], bool]]) -> dict[str, str]:
     """Why modules cannot be served that take an extension which is deleted. extensions: which modules take each."""
-    missing = {extension: takes for extension, takes in extensions.items() if not _is_installed(extension)}
+    missing = {extension: takes for extension, takes in extensions.items() if not is_installed(extension)}
     return {
         name: f"it takes fscomm.{extension}, which is not installed"
         for extension, takes in missing.items()
         for name, module in found.items()
         if takes(module)
     }
-
-
-def _is_installed(extension: str) -> bool:
-    return find_spec(f"fscomm.{extension}") is not None
 
 
 def _sharded_modules(model: nn.Module, is_sharded: Callable[[nn.Module], bool]) -> dict[str, Any]:

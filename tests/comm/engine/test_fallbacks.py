@@ -34,6 +34,7 @@ from torchrec.modules.mc_modules import probabilistic_threshold_filter
 from worlds import shared_world
 
 import fscomm
+from fscomm import comm
 from fscomm.engine import agreement
 from fscomm.errors import NotServedError
 from fscomm.tables.torchrec import requirements, sharded
@@ -270,9 +271,10 @@ def test_bags_in_parts_are_served_on_cuda_where_two_ranks_have_them(ranks: int, 
         assert over_gloo == []
 
 
-def deleted(extension: str) -> Any:
-    is_installed = agreement._is_installed
-    return mock.patch.object(agreement, "_is_installed", lambda name: name != extension and is_installed(name))
+def deleted(extension: str, user: Any = agreement) -> Any:
+    """user: the module that asks whether it is there."""
+    is_installed = user.is_installed
+    return mock.patch.object(user, "is_installed", lambda name: name != extension and is_installed(name))
 
 
 def without(rank: int, size: int, extension: str, on_ranks: tuple[int, ...], config: Config) -> tuple[list[str], Any]:
@@ -310,6 +312,11 @@ def refused(rank: int, size: int) -> str:
     with deleted("two_levels"), pytest.raises(ValueError, match="two_levels") as error:
         fscomm.enable(model, ranks_per_host=2, timeout_s=PATIENCE_S).__enter__()
     return str(error.value)
+
+
+def test_parts_without_their_extension() -> None:
+    with deleted("parts", comm), pytest.raises(ValueError, match="parts='auto' takes fscomm\\.parts, which is not"):
+        fscomm.enable(torch.nn.Linear(2, 2), parts="auto")
 
 
 def test_rows_in_two_levels_without_their_extension() -> None:
