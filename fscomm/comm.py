@@ -314,7 +314,7 @@ class Comm:
                 moving.close()
 
     def _end_at_exit(self) -> None:
-        """Nobody has left the block."""
+        """Python ends inside the block."""
         self._over = True
         if self._engine is not None:
             self._engine.over = True

@@ -36,7 +36,7 @@ class Agreement:
 
     Attributes:
         found: the sharded modules by name. problems: why some of them, or groups of them, run plainly.
-        modules: [M] what is served; a module that may be called several times stands there once for each call.
+        modules: [M] what is served; a module that may be called several times is listed once for each call.
         finder: finds their features in a batch.
         forward_size: (ids that a forward of a sharded module looks up, bytes of the embeddings that it returns).
     """

@@ -1,4 +1,4 @@
-"""What backward passes bring, given to `Program` in program order. Nothing here waits for a worker.
+"""Collects the gradients of backward passes and gives them to `Program` in program order. Never waits for a worker.
 
 Gradients of one forward of a module are sent together: when all of its groups have theirs, or when they must wait no
 longer. Those of one module are sent in the order in which autograd reaches its forwards, which is the order in which
@@ -86,7 +86,7 @@ class Backward:
         self._program.update_plainly(self._served.module_of[group], group, kernel, read or ANY, update)
 
     def send_gathered(self) -> None:
-        """Send what backward has brought so far, before another access to tables, or a collective, inside backward."""
+        """Send the gradients collected so far, before another access to tables, or a collective, inside backward."""
         for forward in list(self._gathered):
             self._send(forward)
 
@@ -140,14 +140,14 @@ class Backward:
         self._loop.pass_is_over()
 
     def _send_before(self, m: int, *, but: Forward) -> None:
-        """Autograd has reached another forward of module m: send what it brought for the forwards before."""
+        """Autograd has reached another forward of module m: send the gradients of the forwards before it."""
         calls = self._served.calls[m]
         for forward in list(self._gathered):
             if forward != but and forward[1] in calls:
                 self._send(forward)
 
     def _send(self, forward: Forward) -> None:
-        """Update the tables with what a backward pass brought for a forward."""
+        """Update the tables with the gradients of a forward."""
         (step, m, number), by_group = forward, self._gathered.pop(forward)
         gradients = self._loop.schedule.complete(step, m, number, by_group)
         if gradients is not None:

@@ -1,7 +1,7 @@
 """Which step a forward belongs to, as far as this rank can see, and how it would run then: with rows fetched ahead, or
 plainly. All ranks then agree by their control words (`fscomm/exchange/control_word.py`).
 
-The module says which step it is by what it gets: the very tensors of a batch first, then tensors of equal contents.
+The features of a forward identify its step: the tensors of a batch themselves, or tensors of equal contents.
 Where two batches hold the same ids on this rank, both are named, and all ranks choose together.
 """
 
@@ -83,7 +83,7 @@ def compare(
     module, batch, what = step.modules[m], step.batch, None
     if served:
         what = "features" if module.features is None else module.features[0].difference(features)
-    again = call.inside_backward or module.used  # what a second call gets says nothing about the first one
+    again = call.inside_backward or module.used  # a second call may get other features than the first one
     differs = what is not None or looked
     corrected = differs and corrects and batch is not None and not again and finder.correct(m, batch, features)
     if what is None:

@@ -247,7 +247,7 @@ class Engine(Listener):
         return self.schedule.hold(step, left, batch, verdict.measured)
 
     def finish(self) -> None:
-        """The user is about to learn that there is no more batch. Blocks until all ranks said so; flushes."""
+        """The loop is about to end. Blocks until the loaders of all ranks have ended; flushes."""
         self.schedule.end_step()
         self._puller, self.steps.held = None, None
         if not self.elsewhere:
@@ -276,7 +276,7 @@ class Engine(Listener):
     # Forwards.
 
     def call(self, m: int, features: Any) -> Any:
-        """What stands in for the forward of module m; m: its first call. After the block, its own forward."""
+        """Replaces the forward of module m; m: its first call. After the block, its own forward."""
         if self.over:
             return self.modules[m].plain(features)
         self.device.refuse_capture()
@@ -328,7 +328,7 @@ class Engine(Listener):
     # Looking at tables.
 
     def flush(self, modules: Iterable[int] | None = None) -> None:
-        """Wait until all gradients that came back are applied to the tables of `modules` (None: all). In any thread.
+        """Wait until all received gradients are applied to the tables of `modules` (None: all). In any thread.
 
         No collective.
         """
@@ -357,7 +357,7 @@ class Engine(Listener):
     # The end.
 
     def explain(self, error: BaseException) -> PeerError | None:
-        """What names the rank that was lost, if `error` is what gloo says of it in an exchange outside of fscomm."""
+        """An error that names the lost rank, if `error` is gloo's, of an exchange outside of fscomm."""
         return self._executor.peers.explain(error)
 
     def close(self, reason: str, *, at_exit: bool = False) -> None:
@@ -456,7 +456,7 @@ class Engine(Listener):
         hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
             self._program.fetch(step, [m], background=False)
-        if mode >= Mode.FETCH_ALL:  # an update came that was not expected
+        if mode >= Mode.FETCH_ALL:  # there was an unexpected update
             self._program.fetch(step, [m], background=True)
         if reassigned:
             with self._recorder.wait(f"{self.modules[m].guard.reassigns} rows", step=step.number):

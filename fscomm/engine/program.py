@@ -121,7 +121,7 @@ class Program:
                 self._note_fetched(successor, fetches, done[len(operations) :])
 
     def update_plainly(self, m: int, group: int, kernel: int, rows: Rows, update: ApplyUpdate) -> None:
-        """One kernel, with gradients that TorchRec has brought to this rank."""
+        """One kernel, with gradients that TorchRec has sent to this rank."""
         operation = Operation(
             kind=Kind.UPDATE,
             of_class=Class.PLAIN,
@@ -186,7 +186,7 @@ class Program:
         each: RowClass,
         after: Sequence[Pending[None]],
     ) -> Operation:
-        """after: what brings the gradients, but for the operation just before."""
+        """after: the operations that send the gradients, except the one submitted just before."""
         return Operation(
             kind=Kind.UPDATE,
             of_class=each.of_class,

@@ -1,4 +1,4 @@
-"""How steps are computed: here, by one forward of each module, whose backward pass brings all of its gradients.
+"""How steps are computed: here, by one forward of each module, whose backward pass gives all of its gradients.
 
 An extension that computes steps otherwise derives its schedule from this class. Methods are called by the training
 thread, or in its backward passes.
@@ -94,8 +94,8 @@ class StepSchedule:
     # Backward.
 
     def complete(self, step: Step, m: int, number: int, by_group: dict[int, Any]) -> Gradients | None:
-        """A backward pass brought the gradients of one of the forwards of module m. All of the step, or None as long as
-        there are more to come."""
+        """Called with the gradients of one forward of module m. Returns those of the whole step, or None while some are
+        missing."""
         return Gradients(
             number=step.number, by_forward=[by_group], hypers=step.hypers_of(self._engine.served.groups[m])
         )

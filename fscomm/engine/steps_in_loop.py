@@ -2,7 +2,7 @@
 
 Most loops train on a batch before they ask for the next one. Prefetchers ask first: Lightning and Accelerate look
 whether there is another batch, others keep a queue that a thread fills. So batches that were handed out wait, and a
-forward tells by its features which one it trains on. Which rows may be fetched follows the step that trains, not the
+forward is assigned to one of them by its features. Which rows may be fetched follows the step that trains, not the
 one handed out last: rows that are fetched before the updates of earlier steps would only become stale.
 """
 

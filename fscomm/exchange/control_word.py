@@ -65,7 +65,7 @@ class ControlWords:
         """How all ranks run a forward of module m. Blocks for all.
 
         held: the step handed out last. newest: the step announced last. modes: by step that the forward may belong to,
-        the mode for that one; the steps of all ranks stand in the same order, the likeliest first. With NO_STEP
+        the mode for that one; steps are in the same order on all ranks, the likeliest first. With NO_STEP
         (always there) it belongs to none of them.
 
         Raises:

@@ -7,7 +7,7 @@ called back. So exclusive rows go in chunks, and few bytes of them are under way
 for those at most.
 
 Work that a thread waits for is never held back. A collision exchange may wait for a rank that waits for the very work
-which that exchange holds back: one rank reads its tables between two backward passes, say, and another one goes on to
+which that exchange holds back: one rank reads its tables between two backward passes, say, and another one starts
 the second. So a rank that waits for exclusive operations announces it, and all ranks release those up to the last one
 it waits for (`release_up_to`). Operations are numbered in program order, on all ranks alike.
 """
@@ -140,7 +140,7 @@ class WireGate:
             self._number = number
 
     def wait(self) -> None:
-        """Block until exclusive work may go on."""
+        """Block until exclusive work may continue."""
         self._wait(self.exclusive_at)
 
     def exchange(self, transport: Transport, chunks: Iterable[Chunk]) -> None:
@@ -166,7 +166,7 @@ class WireGate:
             self.us_per_mb = max(round(1e12 * (self._clock() - began - held_s) / total), 1)
 
     def exclusive_at(self) -> float:
-        """The time from which exclusive work may go on; infinity if only another call can change that."""
+        """The time from which exclusive work may continue; infinity if only another call can change that."""
         return -math.inf if 0 < self._number <= self._released else self._opens_at()
 
     def ids_at(self) -> float:

@@ -3,8 +3,8 @@
 The numbers take turns, some steps each, until all of them have enough measured steps. The largest one is first, so that
 what cannot be computed in parts is an error in the first step. How long a part takes on its own depends on model and
 device (kernels get smaller, every part has launches of its own), and what it hides on the links: so whole steps are
-measured, and nothing is assumed. All ranks measure, and the slowest one counts: every rank is told the same, and
-chooses the same.
+measured, and nothing is assumed. All ranks measure, and the time of the slowest one is sent to all, so that all
+choose the same number.
 """
 
 import statistics

@@ -42,7 +42,7 @@ def row_ids(
     runs: int64, by peer and table, how many features read the table.
     """
     found = first_occurrences(ids, sums(counts, runs * parts))
-    # Ids of a feature stand part after part, so parts follow from the counts.
+    # Ids of a feature are ordered by part, so parts follow from the counts.
     of_each = np.tile(np.arange(parts, dtype=np.uint8), len(counts) // parts)
     return RowIds(
         ids=ids,
@@ -121,7 +121,7 @@ class RowPlan(GroupPlan):
         if mapped is not None:
             found = replace(found, ids=mapped.rows)
         asked, units = take(found.ids, found.positions), len(found.positions)
-        # Units are told apart by id. One id with two rows, which maps can give it, has no row that could travel once.
+        # Units are distinguished by id. A map may give an id two rows; such an id has no single row to send.
         two_rows = mapped is not None and not np.array_equal(asked[found.slots], found.ids)
         if mapped is not None:
             asked = np.concatenate([asked, *mapped.reassigned])

@@ -1,4 +1,4 @@
-"""How the tables of one sharding group lie on the ranks: all that planning needs to know about a sharded module.
+"""The distribution of the tables of one sharding group: all that planning needs to know about a sharded module.
 
 A *group* is the tables of one module that have one sharding type: TorchRec fuses them into one exchange. A rank is the
 *requester* of rows that its samples name and the *owner* of the rows that it holds.
@@ -31,7 +31,7 @@ def chunk_bytes(least: int, us_per_mb: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pooling:
-    """Of a group that gives out one vector for each *bag*: the ids of one feature of one sample.
+    """Of a group that returns one vector for each *bag*: the ids of one feature of one sample.
 
     Attributes:
         strips: [W][F] how many strips of `GroupLayout.dim` columns the vectors of each feature of an owner have.

@@ -49,7 +49,7 @@ class Binding(ABC):
         name: as the user sees it.
         device: of the tables of this rank.
         process_group: of the ranks that share the tables.
-        layouts: [G] how the tables of each group lie on the ranks.
+        layouts: [G] the distribution of the tables of each group over the ranks.
         codecs: [G] how its rows and gradients are encoded.
         divide_by: [G] what its gradients are divided by before they update rows, one number after the other.
         kernels: [G][...] its fused kernels on this rank, with the interface of fbgemm's.
