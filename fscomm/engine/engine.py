@@ -126,8 +126,9 @@ class Engine(Listener):
         """
         thread = threading.get_ident()
         resumed = self._epoch() is not epoch
-        if resumed and self.elsewhere and thread != self._puller and _is_alive(self._puller):
-            raise RuntimeError(TWO_THREADS)
+        if resumed and self.elsewhere and thread != self._puller:
+            if any(each.ident == self._puller for each in threading.enumerate()):  # it may still pull
+                raise RuntimeError(TWO_THREADS)
         self._epoch = (lambda: None) if epoch is None else weakref.ref(epoch)
         self._puller, self.elsewhere = thread, thread != self.backward.training_thread
         self.backward.end_failed_pass()
@@ -570,7 +571,3 @@ class Engine(Listener):
         if call.training and not call.inside_backward:
             for size in self.modules[m].forward_sizes(features):
                 self._recorder.forward(size.name, size.ids, size.nbytes, size.plainly or why)
-
-
-def _is_alive(thread: int | None) -> bool:
-    return any(each.ident == thread for each in threading.enumerate())

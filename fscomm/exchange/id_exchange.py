@@ -128,7 +128,8 @@ class IdExchange:
         `requests`: [G]; None where this rank cannot serve the module, and everywhere with END and FAILED.
         parts: of the step, the same on all ranks. measured: numbers whose largest ones all ranks get; as many on each.
         """
-        bits, pace = _modules_of(requests, self._modules), self._wire_gate.us_per_mb
+        bits = sum({1 << m for m, request in zip(self._modules, requests, strict=True) if request is not None})
+        pace = self._wire_gate.us_per_mb
         words, numbers = self._sizes([status, number, bits, pace, *measured], requests, parts)
         verdict = judge(words)
         self._cut_by(verdict.us_per_mb)
@@ -437,11 +438,6 @@ def _by_group(values: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
         return [values]
     starts = starts_of(sizes.T.ravel()).reshape(sizes.T.shape).T
     return [segments(values, first, size) for first, size in zip(starts, sizes, strict=True)]
-
-
-def _modules_of(requests: Sequence[Any], modules: Sequence[int]) -> int:
-    """The bits of the modules of which this rank has requests; requests, modules: [G]."""
-    return sum({1 << m for request, m in zip(requests, modules, strict=True) if request is not None})
 
 
 def judge(words: np.ndarray) -> Verdict:

@@ -5,7 +5,7 @@ names and its process group stay as they are.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -176,9 +176,6 @@ class ServedModules:
         """The numbers of this group in all calls of its module."""
         m = self.module_of[group]
         return [group - self.groups[m].start + self.groups[call].start for call in self.calls[m]]
-
-    def modules_of(self, groups: Iterable[int]) -> list[int]:
-        return sorted({self.module_of[g] for g in groups})
 
 
 def _same_module(modules: Sequence[Binding], m: int) -> range:
