@@ -126,9 +126,9 @@ class Engine(Listener):
         """
         thread = threading.get_ident()
         resumed = self._epoch() is not epoch
-        if resumed and self.elsewhere and thread != self._puller:
-            if any(each.ident == self._puller for each in threading.enumerate()):  # it may still pull
-                raise RuntimeError(TWO_THREADS)
+        other = self.elsewhere and thread != self._puller  # which may have ended
+        if resumed and other and any(each.ident == self._puller for each in threading.enumerate()):
+            raise RuntimeError(TWO_THREADS)
         self._epoch = (lambda: None) if epoch is None else weakref.ref(epoch)
         self._puller, self.elsewhere = thread, thread != self.backward.training_thread
         self.backward.end_failed_pass()
