@@ -317,7 +317,7 @@ BREAKS: tuple[Break, ...] = (
         file="fscomm/bags/pooled_tables.py",
         before="of_bags = shares[first].view(len(widths), -1).T",
         after="of_bags = shares[first].view(-1, len(widths))",
-        tests=("tests/comm/engine/test_tables.py",),
+        tests=("tests/comm/engine/test_pooled_tables.py",),
         why="on a GPU gradients of a mean are divided by the lengths of other bags",
     ),
     Break(
