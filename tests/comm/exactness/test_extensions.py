@@ -1,5 +1,9 @@
 """Exactness of what extensions serve: pooled vectors, quantised communication, rows in two levels, other transports."""
 
+import time
+from typing import Any
+from unittest import mock
+
 import pytest
 from exact import Run, check_equal, compare
 from exact_configs import CONFIGS, configs
@@ -13,6 +17,8 @@ from torchrec import KeyedJaggedTensor
 from usual_programs import USUAL
 from worlds import World, shared_world
 
+from fscomm.exchange.operations import Class
+from fscomm.exchange.rows import RowExchange
 from fscomm.report.report import WARM_UP
 
 TRANSPORTS = ("gloo", "copy-engine", "host-staged")
@@ -41,6 +47,25 @@ def test_models(name: str, size: int, transport: str, chunk_rows: int | None) ->
 def test_models_on_a_device(name: str, transport: str, chunk_rows: int | None) -> None:
     for said in check(shared_world(2), CONFIGS[name], "base", chunk_rows, transport=transport, ahead=True):
         assert said["fallbacks"] == {}
+
+
+def late_gradients(run: Run) -> None:
+    """Gradients of collision bags are late, and exclusive ones are not held back: the user waits for updates."""
+    send_back = RowExchange.send_back
+
+    def late(self: RowExchange, *args: Any) -> None:
+        if self._class is Class.COLLISION:
+            time.sleep(0.02)
+        send_back(self, *args)
+
+    with mock.patch.object(RowExchange, "send_back", late), run.enable() as comm:
+        for step, batch in enumerate(comm.lookahead(run.loader())):
+            run.train(step, batch)
+            comm.flush()
+
+
+def test_exclusive_rows_of_collision_bags_wait_for_their_gradients() -> None:
+    check_equal(shared_world(2), compare, CONFIGS["pooled mixed"], late_gradients)
 
 
 @pytest.mark.parametrize(("dedup", "transport"), [(False, "gloo"), (True, "copy-engine")])
