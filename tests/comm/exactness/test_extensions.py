@@ -1,11 +1,11 @@
 """Exactness of what extensions serve: pooled vectors, quantised communication, rows in two levels, other transports."""
 
-import time
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
 import pytest
-from exact import Run, check_equal, compare
+from exact import Run, check_equal, compare, new_run
 from exact_configs import CONFIGS, configs
 from exact_loops import LOOPS
 from exact_model import Config, Table, ids_of
@@ -17,8 +17,8 @@ from torchrec import KeyedJaggedTensor
 from usual_programs import USUAL
 from worlds import World, shared_world
 
-from fscomm.exchange.operations import Class
-from fscomm.exchange.rows import RowExchange
+from fscomm.exchange.executor import Threads
+from fscomm.exchange.operations import Class, Due, Kind, Operation
 from fscomm.report.report import WARM_UP
 
 TRANSPORTS = ("gloo", "copy-engine", "host-staged")
@@ -49,23 +49,35 @@ def test_models_on_a_device(name: str, transport: str, chunk_rows: int | None) -
         assert said["fallbacks"] == {}
 
 
-def late_gradients(run: Run) -> None:
-    """Gradients of collision bags are late, and exclusive ones are not held back: the user waits for updates."""
-    send_back = RowExchange.send_back
+def unordered(rank: int, size: int) -> tuple[int, list[int]]:
+    """How many updates of exclusive rows there were, and the steps in which one does not wait for that of the collision
+    rows: gradients of bags that hold both travel with those."""
+    submit, updates, exclusive, early = Threads.submit, dict[int, Any](), 0, list[int]()
 
-    def late(self: RowExchange, *args: Any) -> None:
-        if self._class is Class.COLLISION:
-            time.sleep(0.02)
-        send_back(self, *args)
+    def submitted(
+        self: Threads, operations: Sequence[Operation], due: Due = Due.BACKGROUND, **options: Any
+    ) -> list[Any]:
+        nonlocal exclusive
+        done = submit(self, operations, due, **options)
+        for operation, pending in zip(operations, done, strict=True):
+            if operation.kind is Kind.UPDATE and operation.of_class is Class.COLLISION:
+                updates[id(operation.gradients)] = pending
+            elif operation.kind is Kind.UPDATE and operation.gradients is not None:
+                exclusive += 1
+                early.extend([operation.gradients.number] * (updates[id(operation.gradients)] not in operation.after))
+        return done
 
-    with mock.patch.object(RowExchange, "send_back", late), run.enable() as comm:
-        for step, batch in enumerate(comm.lookahead(run.loader())):
-            run.train(step, batch)
-            comm.flush()
+    mixed = CONFIGS["pooled mixed"]
+    run = new_run(rank, size, mixed.but(modules={"a": mixed.modules["a"]}), "fscomm")
+    with mock.patch.object(Threads, "submit", submitted):
+        LOOPS["base"](run)
+    return exclusive, early
 
 
-def test_exclusive_rows_of_collision_bags_wait_for_their_gradients() -> None:
-    check_equal(shared_world(2), compare, CONFIGS["pooled mixed"], late_gradients)
+def test_exclusive_rows_of_bags_wait_for_gradients_of_the_collision_class() -> None:
+    for updates, early in shared_world(2).run(unordered):
+        assert updates > 4
+        assert early == []
 
 
 @pytest.mark.parametrize(("dedup", "transport"), [(False, "gloo"), (True, "copy-engine")])
