@@ -32,6 +32,10 @@ def group_plan(layout: GroupLayout) -> GroupPlan:
         from fscomm.two_levels.plan import TwoLevelPlan
 
         return TwoLevelPlan(layout)
+    if layout.dedups:
+        from fscomm.parts.dedup_plan import DedupPlan
+
+        return DedupPlan(layout)
     return RowPlan(layout)
 
 
@@ -50,14 +54,15 @@ def compile_kernels() -> None:
     gc.disable()  # numba makes many objects that stay: looking through those of the process takes as long as loading
     try:
         checksum(np.zeros(1, np.uint64))
-        for plan, parts in _steps():
-            _plan(plan, plan.request(parts), len(parts))
+        for plan, asked in _steps():
+            request = plan.request(asked)
+            _plan(plan, request, request.ids.parts)
     finally:
         if collects:
             gc.enable()
 
 
-def _steps() -> Iterator[tuple[GroupPlan, list[AskedIds]]]:
+def _steps() -> Iterator[tuple[GroupPlan, Any]]:
     id_ = torch.zeros(1, dtype=torch.int64)
     row, bag = AskedIds(id_, [1], id_), AskedIds(id_, [1], None, torch.ones(1, 1), torch.ones(1))
     layout = GroupLayout(
@@ -69,6 +74,10 @@ def _steps() -> Iterator[tuple[GroupPlan, list[AskedIds]]]:
         from fscomm.two_levels.plan import TwoLevelPlan
 
         yield TwoLevelPlan(layout), [row]
+    if is_installed("parts"):
+        from fscomm.parts.dedup_plan import AskedOnce, DedupPlan
+
+        yield DedupPlan(layout), AskedOnce(row, np.zeros(1, np.int64), np.array([[1, 0]]))
     if is_installed("bags"):
         from fscomm.bags.bag_plan import BagPlan
 

@@ -67,6 +67,7 @@ def bag_ids(
     )  # fmt: skip
     found = first_occurrences(keys, bags_of)
     items = sums(bags_of, features)
+    part_of = (of_sample[:, None] >= ends[:, :-1].repeat(items, axis=0)).sum(1, dtype=np.uint8)
     return BagIds(
         ids=ids,
         weights=weights,
@@ -74,7 +75,8 @@ def bag_ids(
         features=of_feature,
         samples=of_sample,
         parts=ends.shape[1],
-        part_of=(of_sample[:, None] >= ends[:, :-1].repeat(items, axis=0)).sum(1, dtype=np.uint8),
+        part_of=part_of,
+        first_of=part_of,
         widths=of_width,
         items=items,
         positions=found.positions,

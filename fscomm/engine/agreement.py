@@ -139,7 +139,14 @@ def agree_on_modules(
     note_fallbacks(recorder, problems, strict=strict)
     with meeting() as all_ranks:
         modules: list[Binding] = [
-            _bind(name, module, ranks_per_host=ranks_per_host, plainly=problems, make_codecs=make_codecs)
+            _bind(
+                name,
+                module,
+                in_parts=max(parts, default=1) > 1,
+                ranks_per_host=ranks_per_host,
+                plainly=problems,
+                make_codecs=make_codecs,
+            )
             for name, module in found.items()
             if name not in problems
             for _ in range(calls)
@@ -191,15 +198,19 @@ def _agree_to_run_plainly(
     return Agreement(found=found, problems=dict.fromkeys(found, lacks), modules=[], finder=finder)
 
 
-def _bind(name: str, module: Any, **options: Any) -> Binding:
-    """As `bind`, with what the extension of the module's kind adds."""
+def _bind(name: str, module: Any, *, in_parts: bool = False, **options: Any) -> Binding:
+    """As `bind`, with what the extension of the module's kind adds. in_parts: steps may have several parts."""
     from fscomm.tables.torchrec.binding import bind
-    from fscomm.tables.torchrec.sharded import is_managed
+    from fscomm.tables.torchrec.sharded import dedups, is_managed
 
     if is_managed(module):
         from fscomm.managed.binding import guarded
 
         options |= guarded(module)
+    elif in_parts and dedups(module):
+        from fscomm.parts.dedup_binding import deduplicated
+
+        options |= deduplicated()
     return bind(name, module, **options)
 
 

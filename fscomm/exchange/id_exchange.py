@@ -174,16 +174,15 @@ class IdExchange:
         While torch.compile traces in the training thread, torch says so in all threads (torch 2.13). TorchRec takes
         that for an export, and refuses a KJT without ids (TorchRec 1.9).
         """
-        prepare, groups = self._served.modules[m].prepare, self._served.groups[m]
+        prepare, groups = self._served.modules[m].prepare_step, self._served.groups[m]
         try:
-            prepared = [prepare(*part) for part in features]
+            given, asked = prepare(features)
         except RuntimeError:
             if torch.compiler.is_compiling():
                 return None, [None] * len(groups)
             # It has ended compiling since, or the error is another one and comes again.
-            prepared = [prepare(*part) for part in features]
-        given, asked = zip(*prepared, strict=True)
-        return given, [self._plans[g].request(parts) for g, parts in zip(groups, zip(*asked, strict=True), strict=True)]
+            given, asked = prepare(features)
+        return given, [self._plans[g].request(parts) for g, parts in zip(groups, asked, strict=True)]
 
     def _count(self, ids: ExchangedIds) -> None:
         """Record what the step will look up, where to, and the ids that were exchanged for it."""

@@ -42,14 +42,14 @@ class ModuleInParts:
     Attributes:
         part: the last one whose forward was called; -1 before the first.
         whole: what is left of its own forward of the whole step, if it runs plainly.
-        gradients: of the parts so far; None before the first, and when all travel.
-        received: parts that have their gradients. sent: so many parts travel.
+        gradients: of the parts so far, as they travel; None before the first, and when all travel.
+        received: [part] by group, of parts that have their gradients. sent: so many parts travel.
     """
 
     part: int = -1
     whole: WholeCall | None = None
     gradients: Gradients | None = None
-    received: set[int] = field(default_factory=set)
+    received: dict[int, dict[int, Any]] = field(default_factory=dict)
     sent: int = 0
 
 
@@ -242,8 +242,7 @@ class PartSchedule(StepSchedule):
             hypers = step.hypers_of(self._engine.served.groups[m])
             module.gradients = Gradients(number=step.number, by_forward=by_part, hypers=hypers)
         gradients = module.gradients
-        gradients.by_forward[number].update(by_group)
-        module.received.add(number)
+        module.received[number] = by_group
         while module.sent in module.received:
             if self._send_part(step, module, gradients):
                 return gradients
@@ -252,9 +251,14 @@ class PartSchedule(StepSchedule):
     def _send_part(self, step: Step, module: ModuleInParts, gradients: Gradients) -> bool:
         """The next part's; whether it is the last one, which travels with the update."""
         part, parts = module.sent, len(gradients.by_forward)
+        for g in gradients.groups:
+            so_far = [module.received.get(number, {}).get(g) for number in range(part + 1)]
+            given = step.ids.ahead(g).merge.sent_after(so_far)
+            if given is not None:
+                gradients.by_forward[part][g] = given
         module.sent += 1
         if module.sent == parts:
-            module.gradients = None  # the user may hold the step for long
+            module.gradients, module.received = None, {}  # the user may hold the step for long
             return True
         self._engine.backward.send(step, gradients, [part, parts + part])
         return False

@@ -53,7 +53,8 @@ class PeerIds:
 
     Attributes:
         ids: int64[N].
-        parts: k of the step. part_of: uint8[I] the part of each item; empty if there is one.
+        parts: k of the step. part_of: uint8[I] the part with which the gradient of each item travels; empty if there is
+            one part. first_of: uint8[I] the first part that uses it.
         items: int64[W] by peer.
         positions: int32[U] the item in which each unit occurs first. slots: int32[I] the unit of each item.
         units: int64[W] by peer.
@@ -63,6 +64,7 @@ class PeerIds:
     ids: np.ndarray
     parts: int
     part_of: np.ndarray
+    first_of: np.ndarray
     items: np.ndarray
     positions: np.ndarray
     slots: np.ndarray
@@ -74,7 +76,7 @@ class PeerIds:
         classes = units
         if self.parts > 1:
             classes = np.full(len(units), self.parts, np.uint8)
-            kernels.first_parts(self.slots, self.part_of, classes)
+            kernels.first_parts(self.slots, self.first_of, classes)
             classes[units > 0] = self.parts
         if self.widths is None:
             return Strips(classes, self.units)

@@ -43,11 +43,13 @@ def row_ids(
     """
     found = first_occurrences(ids, sums(counts, runs * parts))
     # Ids of a feature are ordered by part, so parts follow from the counts.
-    of_each = np.tile(np.arange(parts, dtype=np.uint8), len(counts) // parts)
+    of_each = np.tile(np.arange(parts, dtype=np.min_scalar_type(parts)), len(counts) // parts)
+    part_of = of_each.repeat(counts) if parts > 1 else _ONE_PART
     return RowIds(
         ids=ids,
         parts=parts,
-        part_of=of_each.repeat(counts) if parts > 1 else _ONE_PART,
+        part_of=part_of,
+        first_of=part_of,
         items=sums(counts, features * parts),
         positions=found.positions,
         slots=found.slots,
@@ -93,14 +95,30 @@ class RowPlan(GroupPlan):
             local = np.empty(len(ids), np.int64)
             local[from_wire] = np.arange(len(ids))
         return Request(
-            ids=row_ids(ids, counts, layout.features, layout.flat_runs, layout.tables, len(parts)),
+            ids=self._number(ids, counts, layout.features, layout.flat_runs, layout.tables, len(parts)),
             counts=counts,
             local=local,
             ends=np.cumsum([len(part.ids) for part in parts]).tolist(),
         )
 
+    def _number(
+        self,
+        ids: np.ndarray,
+        counts: np.ndarray,
+        features: np.ndarray,
+        runs: np.ndarray,
+        tables: np.ndarray,
+        parts: int,
+    ) -> RowIds:
+        """See `row_ids`. counts: by peer and feature, `counts_of(parts)` of each."""
+        return row_ids(ids, counts, features, runs, tables, parts)
+
+    def counts_of(self, parts: int) -> int:
+        """In how many counts the ids of a feature are sent."""
+        return parts
+
     def numbers_to(self, parts: int) -> np.ndarray:
-        return self.layout.features * parts
+        return self.layout.features * self.counts_of(parts)
 
     def numbers(self, request: Request) -> np.ndarray:
         return request.counts
@@ -115,7 +133,7 @@ class RowPlan(GroupPlan):
     def serve(self, words: np.ndarray, numbers: np.ndarray, parts: int, mapped: Mapped | None = None) -> ServedRows:
         world_size, mine = self.layout.world_size, np.array(self.layout.runs[self.layout.rank], np.int64)
         features, tables = (np.full(world_size, of_one, np.int64) for of_one in (mine.sum(), len(mine)))
-        found = row_ids(words, numbers.ravel(), features, np.tile(mine, world_size), tables, parts)
+        found = self._number(words, numbers.ravel(), features, np.tile(mine, world_size), tables, parts)
         # Rows are numbered from units, not from ids: a popular row is hashed once for each rank that wants it.
         by_table = found.by_table.reshape(world_size, len(mine))
         if mapped is not None:
@@ -129,7 +147,7 @@ class RowPlan(GroupPlan):
         rows = OwnerRows(asked, by_table, np.array(self.layout.rows, np.int64))
         return ServedRows(
             ids=found,
-            counts=numbers if parts == 1 else numbers.reshape(world_size, -1, parts).sum(2),
+            counts=numbers if parts == 1 else numbers.reshape(world_size, mine.sum(), self.counts_of(parts)).sum(2),
             rows=rows,
             irregular=rows.irregular or two_rows,
             numbers=rows.numbers[:units],
@@ -139,7 +157,7 @@ class RowPlan(GroupPlan):
     def needed_later(self, served: ServedRows) -> np.ndarray:
         later = np.full(len(served.rows), served.ids.parts > 1, np.uint8)
         if served.ids.parts > 1:
-            later[served.numbers[served.ids.slots[served.ids.part_of == 0]]] = 0
+            later[served.numbers[served.ids.slots[served.ids.first_of == 0]]] = 0
         return later
 
     def units(self, served: ServedRows, rows: np.ndarray) -> np.ndarray:

@@ -75,6 +75,7 @@ class GroupLayout:
         pooling: None where every id gets its row.
         ranks_per_host: so many consecutive ranks share a host; 1 if nothing is known of hosts.
         reassigns: owners assign rows to ids, and a forward may reassign rows.
+        dedups: in a step of several parts a rank asks for each id once.
     """
 
     module: str
@@ -91,6 +92,7 @@ class GroupLayout:
     width: int | None = None
     ranks_per_host: int = 1
     reassigns: bool = False
+    dedups: bool = False
 
     def __post_init__(self) -> None:
         if len(self.runs) != self.world_size or len(self.runs[self.rank]) != len(self.rows):

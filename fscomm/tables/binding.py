@@ -105,6 +105,12 @@ class Binding(ABC):
         on_host: the same in host memory, or None. With these it does not wait for a device.
         """
 
+    def prepare_step(self, parts: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+        """([k] what `output` needs for each part, [G] what the plan of each group makes a request of.) parts: [k]
+        arguments of `prepare`."""
+        given, asked = zip(*(self.prepare(*part) for part in parts), strict=True)
+        return list(given), list(zip(*asked, strict=True))
+
     @abstractmethod
     def output(self, features: Any, given: list[Any], rows: list[torch.Tensor]) -> Any:
         """What the module's forward returns for `features`, from what `prepare` gave for them and the output rows of

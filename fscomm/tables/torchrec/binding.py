@@ -53,12 +53,6 @@ class TorchRecBinding(Binding):
         """The module whose input dists send the ids."""
         return self.module
 
-    @property
-    def whole_batches_only(self) -> str | None:
-        if sharded.dedups(self.module):
-            return "index dedup adds up the gradients of an id over the whole batch"
-        return None
-
     def create_input_dists(self, features: KeyedJaggedTensor) -> None:
         if not self.input_dists_created:  # TorchRec creates the input dists when it sees the first features
             nothing_sent = [pass_by] * len(self._rows._lookups)
@@ -77,7 +71,7 @@ class TorchRecBinding(Binding):
         no such kernel for the host.
         """
         if features.stride() == 0:
-            return [], [_asks_nothing(layout) for layout in self.layouts]
+            return [], [asks_nothing(layout) for layout in self.layouts]
         context = self.module.create_context()
         dists = [InputDist(dist) for dist in self.input_dists]
         of_groups: list[Any] = [pass_by] * len(self._rows._lookups)
@@ -93,7 +87,7 @@ class TorchRecBinding(Binding):
         else:
             dist_input(self._asks, of_groups, self.module.create_context(), on_host, on_host=True)
             split = dist_input(self._asks, [pass_by] * len(of_groups), context, features)
-        asked = [_asked(dist, layout.pooling is not None) for dist, layout in zip(dists, self.layouts, strict=True)]
+        asked = [asked_of(dist, layout.pooling is not None) for dist, layout in zip(dists, self.layouts, strict=True)]
         return [context, *split], asked
 
     def output(self, features: KeyedJaggedTensor, given: list[Any], rows: list[torch.Tensor]) -> Any:
@@ -152,7 +146,7 @@ class TorchRecBinding(Binding):
         output._wait_impl = guarded
 
 
-def _asked(dist: InputDist, pooled: bool) -> AskedIds:
+def asked_of(dist: InputDist, pooled: bool) -> AskedIds:
     """What a part requests of the owners of a group; to be read before the input dist is called again."""
     sent = dist.sent
     ids = sent.values().long()
@@ -165,7 +159,7 @@ def _asked(dist: InputDist, pooled: bool) -> AskedIds:
     return AskedIds(ids, sent.length_per_key(), None, sent.lengths().view(len(sent.keys()), -1), weights)
 
 
-def _asks_nothing(layout: GroupLayout) -> AskedIds:
+def asks_nothing(layout: GroupLayout) -> AskedIds:
     """The request of a part without a sample, which TorchRec does not accept."""
     features = int(layout.features.sum())
     lengths = None if layout.pooling is None else torch.empty(features, 0)
@@ -205,10 +199,12 @@ def bind(
     make_codecs: MakeCodecs = unquantised,
     kind: type[TorchRecBinding] = TorchRecBinding,
     guard: ForwardGuard | None = None,
+    dedups: bool = False,
 ) -> TorchRecBinding:
     """Describe `module`, of this `name` in the model. No collective.
 
-    plainly: why groups are not served, by name. kind, guard: of a module whose forward may reassign rows.
+    plainly: why groups are not served, by name. kind: of what an extension serves; guard: of a module whose forward may
+    reassign rows; dedups: see `GroupLayout`.
     """
     group = module._env.process_group
     rows = sharded.rows_of(module)
@@ -251,6 +247,7 @@ def bind(
             pooling=_pooling(module, sharding_type, sharding, dim) if sharded.is_pooled(module) else None,
             ranks_per_host=1 if reassigns else ranks_per_host,
             reassigns=reassigns,
+            dedups=dedups,
         )
         kernels = sharded.kernels(rows._lookups[number])
         binding.numbers.append(number)

@@ -85,7 +85,7 @@ MODELS = [  # one for each kind of sharding, of precision on the way, of bags; a
 @pytest.mark.parametrize(("name", "size", "parts", "transport"), MODELS, ids=[f"{m[0]}-{m[1]}" for m in MODELS])
 def test_models(name: str, size: int, parts: int, transport: str) -> None:
     """All forwards but those of the first step are served."""
-    config = CONFIGS[name].but(dedup=False)
+    config = CONFIGS[name]
     for said in check(shared_world(size), config, "base", parts, transport=transport):
         assert said["fallbacks"] == {}
         for forwards in said["report"]["forwards"].values():
@@ -102,9 +102,9 @@ def test_loops(loop: str, parts: Numbers, device: bool) -> None:
         assert said["fallbacks"] == {}
 
 
-@pytest.mark.parametrize("name", ["several", "pooled mixed", "quantised sums"])
+@pytest.mark.parametrize("name", ["several", "pooled mixed", "quantised sums", "one KJT"])
 def test_every_step_in_another_number_of_parts(name: str) -> None:
-    config = CONFIGS[name].but(dedup=False)
+    config = CONFIGS[name]
     for said in check(shared_world(2), config, "base", (1, 3, 1, 1, 4, 2)):
         assert said["fallbacks"] == {}
 
@@ -263,9 +263,23 @@ def test_what_the_user_writes_between_parts_is_not_seen_by_later_ones() -> None:
     config=configs(),
     loop=st.sampled_from(sorted(LOOPS)),
     parts=st.sampled_from([2, 3, 4, 8]),
+    spread=st.sampled_from([0.02, 0.2, 1.0]),
+)
+def test_random_models_with_index_dedup(size: int, config: Config, loop: str, parts: int, spread: float) -> None:
+    """spread: of the ids of a table; from 2 % of them most ids of a batch are drawn more than once."""
+    check(shared_world(size), config.but(calls=1, dedup=True, spread=spread), loop, parts)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@given(
+    size=st.integers(1, 4),
+    config=configs(),
+    loop=st.sampled_from(sorted(LOOPS)),
+    parts=st.sampled_from([2, 3, 4, 8]),
 )
 def test_many_random_models_and_loops(size: int, config: Config, loop: str, parts: int) -> None:
-    check(shared_world(size), config.but(calls=1, dedup=False), loop, parts)
+    check(shared_world(size), config.but(calls=1), loop, parts)
 
 
 def misused(rank: int, size: int, config: Config, how: str) -> str:
@@ -357,7 +371,6 @@ def unserved(rank: int, size: int, config: Config) -> tuple[str, str]:
     [
         (CONFIGS["small"].but(static_graph=True), "a DefaultDataParallelWrapper(static_graph=False)"),
         (CONFIGS["planned"], "embeddings.b (data_parallel): sharding data_parallel is not served"),
-        (CONFIGS["small"].but(dedup=True), "for embeddings.a: index dedup adds up the gradients of an id"),
     ],
 )
 def test_what_cannot_be_computed_in_parts(config: Config, words: str) -> None:

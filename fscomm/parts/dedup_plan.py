@@ -1,0 +1,177 @@
+"""The plan of a group with index dedup in a step of several parts (pure).
+
+TorchRec sends every distinct id of a batch once, and adds up the gradients of its uses before one of them goes back. So
+do steps in parts: a row travels before the first part that uses it, and its gradient after the last one. Only then the
+sum is complete; it is made in the order of the whole batch, on which its rounding depends.
+
+N uses of ids, I distinct ids, k parts, F features of the group, D columns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fscomm.plan import kernels
+from fscomm.plan.arrays import take
+from fscomm.plan.group_plan import AskedIds, Merge, Request
+from fscomm.plan.row_plan import RowIds, RowPlan
+
+
+class AskedOnce(NamedTuple):
+    """What a rank asks for in a step of several parts.
+
+    asked: the distinct ids of all parts. of_uses: int64[N] which of them, in the order of the local output, each use
+    is of; empty for the identity. counts: int64[F, k] uses; they are ordered by feature, then by part. gathers:
+    torch's `gather` selects the rows of uses, and not `index_select`.
+    """
+
+    asked: AskedIds
+    of_uses: np.ndarray
+    counts: np.ndarray
+    gathers: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSum:
+    """What is added up after a part.
+
+    Attributes:
+        uses: int64[n] of the ids that no later part uses, in the order of the whole batch. They are numbered part after
+            part.
+        into: int64[n] which of the sums each of them goes into. sums: how many there are.
+    """
+
+    uses: torch.Tensor
+    into: torch.Tensor
+    sums: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DedupMerge(Merge):
+    """index: of each use. by_part: [k]."""
+
+    by_part: list[PartSum]
+    gathers: bool
+
+    def sent_after(self, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        some = next((gradient for gradient in gradients if gradient is not None), None)
+        if some is None:
+            return None
+        of_part = self.by_part[len(gradients) - 1]
+        lengths = np.diff(self.ends[: len(gradients)], prepend=0).tolist()
+        of_uses = torch.cat(
+            [
+                some.new_zeros(length, some.shape[1]) if gradient is None else gradient
+                for gradient, length in zip(gradients, lengths, strict=True)
+            ]
+        ).index_select(0, of_part.uses)
+        sums = some.new_zeros(of_part.sums, some.shape[1])
+        # As the backward pass of TorchRec's selection does it: another operator might round otherwise.
+        if self.gathers:
+            return sums.scatter_add_(0, of_part.into.unsqueeze(1).expand_as(of_uses), of_uses)
+        return sums.index_add_(0, of_part.into, of_uses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DedupRequest(Request):
+    """An item is a distinct id.
+
+    Attributes:
+        items: int64[N] of each use, part after part. ends: of the gradients that travel; ends_of_uses: [k].
+        by_part, gathers: see `DedupMerge`.
+    """
+
+    items: np.ndarray
+    ends_of_uses: list[int]
+    by_part: list[PartSum]
+    gathers: bool
+
+
+class DedupPlan(RowPlan):
+    """The ids of a feature are ordered by the last part that uses them, then by the first one."""
+
+    def counts_of(self, parts: int) -> int:
+        return parts * parts
+
+    def _number(
+        self,
+        ids: np.ndarray,
+        counts: np.ndarray,
+        features: np.ndarray,
+        runs: np.ndarray,
+        tables: np.ndarray,
+        parts: int,
+    ) -> RowIds:
+        found = super()._number(ids, counts, features, runs, tables, self.counts_of(parts))
+        if parts == 1:
+            return found
+        last, first = np.divmod(found.part_of, parts)
+        return replace(found, parts=parts, part_of=last.astype(np.uint8), first_of=first.astype(np.uint8))
+
+    def request(self, parts: Any) -> Request:
+        return self._of_whole_step(parts) if isinstance(parts, AskedOnce) else super().request(parts)
+
+    def _of_whole_step(self, given: AskedOnce) -> Request:
+        layout, (asked, of_uses, counts, gathers) = self.layout, given
+        parts, number = counts.shape[1], len(asked.ids)
+        # Where each use is, part after part, as the whole batch has them feature after feature.
+        part_of_use = np.tile(np.arange(parts, dtype=np.uint8), len(counts)).repeat(counts.ravel())
+        in_parts = np.argsort(part_of_use, kind="stable")
+        item = np.arange(number) if asked.from_wire is None else asked.from_wire.numpy().astype(np.int64)
+        item = item if not len(of_uses) else take(item, of_uses)
+        last, first = (np.full(number, part, np.uint8) for part in (0, parts))
+        last[item[in_parts]] = part_of_use[in_parts]  # of equal indices the last one counts
+        kernels.first_parts(item.astype(np.int32), part_of_use, first)
+
+        of_feature = np.arange(len(asked.counts)).repeat(asked.counts)
+        in_count = of_feature * (parts * parts) + last.astype(np.int64) * parts + first
+        order = np.argsort(in_count, kind="stable")
+        place = np.empty(number, np.int64)
+        place[order] = np.arange(number)
+        item, last = place[item], last[order]
+        wire_counts = np.bincount(in_count, minlength=len(asked.counts) * parts * parts)
+
+        # The gradients that travel after a part, in the order of the wire.
+        local = np.empty(number, np.int64)
+        local[np.argsort(last, kind="stable")] = np.arange(number)
+        sums = np.bincount(last, minlength=parts)
+        ends = np.cumsum(sums)
+        use = np.empty(len(item), np.int64)
+        use[in_parts] = np.arange(len(item))
+        last_of_use = last[item]
+        by_part = [
+            PartSum(
+                uses=torch.from_numpy(use[of_part]),
+                into=torch.from_numpy(local[item[of_part]] - (end - size)),
+                sums=int(size),
+            )
+            for part, end, size in zip(range(parts), ends, sums, strict=True)
+            for of_part in [np.flatnonzero(last_of_use == part)]
+        ]
+        return DedupRequest(
+            ids=self._number(
+                asked.ids.numpy()[order], wire_counts, layout.features, layout.flat_runs, layout.tables, parts
+            ),
+            counts=wire_counts,
+            local=local,
+            ends=ends.tolist(),
+            items=item[in_parts],
+            ends_of_uses=np.cumsum(counts.sum(0)).tolist(),
+            by_part=by_part,
+            gathers=gathers,
+        )
+
+    def _merge(self, request: Request, places: np.ndarray, strips: int) -> Merge:
+        if not isinstance(request, DedupRequest):
+            return super()._merge(request, places, strips)
+        index = take(take(places, request.ids.slots), request.items).astype(np.int64)
+        return DedupMerge(
+            index=torch.from_numpy(index),
+            ends=request.ends_of_uses,
+            strips=strips,
+            by_part=request.by_part,
+            gathers=request.gathers,
+        )
