@@ -1,6 +1,6 @@
 """How much embedding communication does a training step still pay for? (The paper's Fig. 9 and 11, in namespaces.)
 
-    python benchmarks/exposed.py [--rounds 4] [--steps 5] [--parts 1,2,4,8] [--only TEXT]
+    python benchmarks/exposed.py [--rounds 4] [--steps 5] [--parts 1,2,4,8 | --dedup] [--only TEXT]
 
 Ranks live in network namespaces whose links are held to a rate. Every mode trains the same model, from the same
 weights, on the same batches: short blocks of steps behind a barrier, all modes once per round, the order turned by one
@@ -45,6 +45,8 @@ ONE_HOT = (
 )  # fmt: skip
 BAGS = Shape(sharding=("table",) * 26, rows=0, width=64, samples=128, ids_per_sample=1, pooled=ONE_HOT)
 WIDE = replace(USUAL, dense_parameters=20_000_000)
+# As in a log that is read user by user: 98 % of the ids of a batch are duplicates.
+BY_USER = Shape(sharding=("row",), rows=100_000, width=256, samples=256, ids_per_sample=200, users=4)
 MANAGED = replace(USUAL, slots=120_000)  # ids are evicted that nobody used since the block before
 
 
@@ -104,6 +106,18 @@ def plan_in_parts(rounds: int, steps: int, parts: Sequence[str]) -> list[Section
     ours = ("fscomm" if number == "1" else f"fscomm in {number} parts" for number in parts)
     usual = replace(usual, modes=("compute", *ours) if parts == ["auto"] else (*modes, *ours))
     return [replace(usual, name=f"collision {share:.0%}", collision=share) for share in SWEEP_IN_PARTS]
+
+
+def plan_dedup(rounds: int, steps: int) -> list[Section]:
+    """Batches of a few users, with and without index dedup, and in four parts."""
+    modes = ("compute", "plain", "sparse dist", "fscomm")
+    in_parts = (*modes, "plain in 4 parts", "fscomm in 4 parts")
+    usual = Section(name="", shape=BY_USER, rounds=rounds, steps=steps, modes=modes)
+    with_dedup = replace(usual, shape=replace(BY_USER, dedup=True), modes=in_parts)
+    return [
+        replace(usual, name="without dedup, collision 97 %", collision=0.97, rounds=1),
+        *(replace(with_dedup, name=f"dedup, collision {share:.0%}", collision=share) for share in (0.3, 0.97)),
+    ]
 
 
 def measure(sections: Sequence[Section]) -> tuple[list[Blocks], dict[str, list[str]]]:
@@ -178,9 +192,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="measured steps of a block")
     parser.add_argument("--parts", help="such as 1,2,4,8, or auto: only steps that are computed in so many parts")
+    parser.add_argument("--dedup", action="store_true", help="only batches of a few users, with and without it")
     parser.add_argument("--only", default="", help="sections whose name contains this; not for the record")
     given = parser.parse_args()
-    if given.parts is None:
+    if given.dedup:
+        name, sections = "exposed_dedup", plan_dedup(given.rounds, given.steps)
+    elif given.parts is None:
         name, sections = "exposed", plan(given.rounds, given.steps)
     else:
         name = "exposed_auto" if given.parts == "auto" else "exposed_parts"
@@ -188,7 +205,7 @@ def main() -> None:
     chosen = [section for section in sections if given.only in section.name]
     if not chosen:
         parser.error(f"--only {given.only!r} leaves nothing")
-    with_memory = given.parts is None and not given.only
+    with_memory = given.parts is None and not given.dedup and not given.only
     run(chosen, name=f"{name}-partial" if given.only else name, with_memory=with_memory, results=given.results)
 
 

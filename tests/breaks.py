@@ -342,6 +342,27 @@ BREAKS: tuple[Break, ...] = (
         why="after enable() failed on another rank, the model's forward still goes to the engine that was given up",
     ),
     Break(
+        file="fscomm/parts/dedup_plan.py",
+        before="        which = np.flatnonzero(last == part)\n",
+        after="        which = np.flatnonzero(last == part)\n        which = which[np.argsort(use[which])]\n",
+        tests=("tests/comm/parts/test_parts.py",),
+        why="with index dedup gradients of an id are added up part after part, and not feature after feature",
+    ),
+    Break(
+        file="fscomm/parts/dedup_plan.py",
+        before="    last[item[in_parts]] = part_of_use[in_parts]  # of equal indices the last one counts\n",
+        after="    last[:] = first\n",
+        tests=("tests/comm/parts/test_parts.py",),
+        why="with index dedup the gradient of an id travels before its last part had a backward pass",
+    ),
+    Break(
+        file="fscomm/parts/dedup_plan.py",
+        before="part_of=last.astype(np.uint8), first_of=first.astype(np.uint8))",
+        after="part_of=last.astype(np.uint8), first_of=last.astype(np.uint8))",
+        tests=("tests/comm/parts/test_parts.py",),
+        why="with index dedup a row travels as late as the last part that uses it needs it",
+    ),
+    Break(
         file="fscomm/parts/schedule.py",
         before="if module.sent == parts:",
         after="if module.sent >= parts - 1:",

@@ -20,6 +20,12 @@ def independent(*, rows: int, ids: int, skew: float, seed: int) -> Iterator[np.n
         yield draw(random, np.arange(rows), ids, skew)
 
 
+def windows(events: np.ndarray, *, users: int, length: int) -> np.ndarray:
+    """The ids of samples, user after user, each of `length` events in a row. events: those of all users."""
+    of_users = np.lib.stride_tricks.sliding_window_view(events.reshape(users, -1), length, axis=1)
+    return of_users.reshape(-1)
+
+
 def rates(batch: np.ndarray, following: np.ndarray) -> tuple[float, float]:
     """Collision rate of `following` against `batch`: by occurrence, and by distinct row."""
     distinct = np.unique(following)

@@ -4,12 +4,17 @@ The compute lies between the embeddings' forward and their backward, where a mod
 a GPU at work leaves the CPU idle too. Real compute is matrix products on the rank's own core.
 """
 
+import importlib
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from exposure.ids import windows
 from exposure.shape import Shape
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -185,11 +190,18 @@ class Constant(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.dense = Dense(shape)
-        size = (shape.samples if shape.pooled else shape.ids, shape.width)
+        size = (shape.samples if shape.pooled else shape.events if shape.dedup else shape.ids, shape.width)
         self._rows = [torch.randn(*size, requires_grad=True) for _ in shape.sharding]
+        self._which = None
+        if shape.dedup:
+            self._which = torch.from_numpy(
+                windows(np.arange(shape.events), users=shape.users, length=shape.ids_per_sample)
+            )
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.dense(self._rows, batch.labels)
+        which = self._which  # index dedup selects the rows of a batch, and adds up their gradients
+        rows = self._rows if which is None else [rows.index_select(0, which) for rows in self._rows]
+        return self.dense(rows, batch.labels)
 
 
 def sharded(shape: Shape, *, pec: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -213,7 +225,12 @@ def sharded(shape: Shape, *, pec: bool = False) -> tuple[nn.Module, torch.optim.
     # A layer below the tables starts from the same weights, however large the tables are.
     torch.manual_seed(1)
     apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": 0.02})
-    sharder: Any = EmbeddingBagCollectionSharder() if shape.pooled else EmbeddingCollectionSharder()
+    sharder: Any = EmbeddingBagCollectionSharder()
+    if not shape.pooled:
+        sharder = EmbeddingCollectionSharder(use_index_dedup=shape.dedup)
+    if shape.dedup:
+        sys.path.append(str(Path(__file__).parents[2] / "tests/comm/exact"))
+        importlib.import_module("cpu_kernels")  # fbgemm finds the distinct ids of a batch on CUDA only
     ranks = dist.get_world_size()
     if pec:
         sharder = PECEmbeddingCollectionSharder()

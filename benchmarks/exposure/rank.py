@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
-from exposure.ids import collision_bytes, independent, rates
+from exposure.ids import collision_bytes, independent, rates, windows
 from exposure.model import Batch, alone, clock, products_per_s, sharded
 from exposure.modes import Trained, mode_of
 from exposure.shape import Shape
@@ -30,7 +30,7 @@ class Stream:
 
     def __init__(self, shape: Shape, *, rate: float, skew: float) -> None:
         self._shape = shape
-        ids = shape.ids * dist.get_world_size()
+        ids = shape.events * dist.get_world_size()
         self._chains = [
             independent(rows=rows, ids=ids, skew=skew, seed=table)
             if shape.pooled
@@ -50,10 +50,15 @@ class Stream:
 
     def _make(self) -> Batch:
         shape, rank = self._shape, dist.get_rank()
-        whole = [next(chain) for chain in self._chains]
+        events = [next(chain) for chain in self._chains]
+        whole = events
+        if shape.users:
+            users = shape.users * dist.get_world_size()
+            whole = [windows(ids, users=users, length=shape.ids_per_sample) for ids in events]
+        travels = events if shape.dedup else whole
         if self._before is not None:
-            self._count(whole)
-        self._before = whole
+            self._count(travels)
+        self._before = travels
         each = [ids[rank * shape.ids : (rank + 1) * shape.ids] for ids in whole]
         self.distinct.append(sum(len(np.unique(ids)) for ids in each) / sum(map(len, each)))
         mine = np.concatenate(each)

@@ -9,6 +9,9 @@ class Shape:
 
     pooled: rows of each table, in place of `rows`, of an EmbeddingBagCollection; empty: of an EmbeddingCollection.
     slots: rows of each table behind MPZCH, to which ids below `rows` are mapped; 0: ids are rows.
+    users: so many users of equally many samples, one user after the other. A sample is the last `ids_per_sample` events
+        of its user, so it has one event that the sample before does not have. 0: no two samples are of one user.
+    dedup: with TorchRec's index dedup.
     """
 
     sharding: tuple[str, ...]
@@ -19,6 +22,8 @@ class Shape:
     dense_parameters: int = 0
     pooled: tuple[int, ...] = ()
     slots: int = 0
+    users: int = 0
+    dedup: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -32,3 +37,8 @@ class Shape:
     def ids(self) -> int:
         """Ids per feature, rank and step."""
         return self.samples * self.ids_per_sample
+
+    @property
+    def events(self) -> int:
+        """Those of all users, per feature, rank and step: without repetition."""
+        return self.users * (self.samples // self.users + self.ids_per_sample - 1) if self.users else self.ids

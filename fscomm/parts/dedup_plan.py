@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fscomm.plan import kernels
-from fscomm.plan.arrays import take
+from fscomm.plan.arrays import starts_of, take
 from fscomm.plan.group_plan import AskedIds, Merge, Request
 from fscomm.plan.row_plan import RowIds, RowPlan
 
@@ -117,50 +117,28 @@ class DedupPlan(RowPlan):
     def _of_whole_step(self, given: AskedOnce) -> Request:
         layout, (asked, of_uses, counts, gathers) = self.layout, given
         parts, number = counts.shape[1], len(asked.ids)
-        # Where each use is, part after part, as the whole batch has them feature after feature.
         part_of_use = np.tile(np.arange(parts, dtype=np.uint8), len(counts)).repeat(counts.ravel())
-        in_parts = np.argsort(part_of_use, kind="stable")
+        in_parts = np.argsort(part_of_use, kind="stable")  # uses part after part, each feature after feature
         item = np.arange(number) if asked.from_wire is None else asked.from_wire.numpy().astype(np.int64)
-        item = item if not len(of_uses) else take(item, of_uses)
-        last, first = (np.full(number, part, np.uint8) for part in (0, parts))
-        last[item[in_parts]] = part_of_use[in_parts]  # of equal indices the last one counts
-        kernels.first_parts(item.astype(np.int32), part_of_use, first)
+        item = take(item, of_uses) if len(of_uses) else item
+        first, last = _first_and_last(item, part_of_use, in_parts, number, parts)
 
         of_feature = np.arange(len(asked.counts)).repeat(asked.counts)
-        in_count = of_feature * (parts * parts) + last.astype(np.int64) * parts + first
-        order = np.argsort(in_count, kind="stable")
-        place = np.empty(number, np.int64)
-        place[order] = np.arange(number)
-        item, last = place[item], last[order]
-        wire_counts = np.bincount(in_count, minlength=len(asked.counts) * parts * parts)
-
-        # The gradients that travel after a part, in the order of the wire.
-        local = np.empty(number, np.int64)
-        local[np.argsort(last, kind="stable")] = np.arange(number)
-        sums = np.bincount(last, minlength=parts)
-        ends = np.cumsum(sums)
-        use = np.empty(len(item), np.int64)
-        use[in_parts] = np.arange(len(item))
-        last_of_use = last[item]
-        by_part = [
-            PartSum(
-                uses=torch.from_numpy(use[of_part]),
-                into=torch.from_numpy(local[item[of_part]] - (end - size)),
-                sums=int(size),
-            )
-            for part, end, size in zip(range(parts), ends, sums, strict=True)
-            for of_part in [np.flatnonzero(last_of_use == part)]
-        ]
+        of_count = of_feature * self.counts_of(parts) + last.astype(np.int64) * parts + first
+        wire = np.argsort(of_count, kind="stable")
+        item, last = _inverse(wire)[item], last[wire]
+        wire_counts = np.bincount(of_count, minlength=len(asked.counts) * self.counts_of(parts))
+        ids = asked.ids.numpy()[wire]
+        local = _inverse(np.argsort(last, kind="stable"))
+        sizes = np.bincount(last, minlength=parts)
         return DedupRequest(
-            ids=self._number(
-                asked.ids.numpy()[order], wire_counts, layout.features, layout.flat_runs, layout.tables, parts
-            ),
+            ids=self._number(ids, wire_counts, layout.features, layout.flat_runs, layout.tables, parts),
             counts=wire_counts,
             local=local,
-            ends=ends.tolist(),
+            ends=np.cumsum(sizes).tolist(),
             items=item[in_parts],
             ends_of_uses=np.cumsum(counts.sum(0)).tolist(),
-            by_part=by_part,
+            by_part=_sums(_inverse(in_parts), local[item], last[item], sizes),
             gathers=gathers,
         )
 
@@ -175,3 +153,30 @@ class DedupPlan(RowPlan):
             by_part=request.by_part,
             gathers=request.gathers,
         )
+
+
+def _first_and_last(
+    item: np.ndarray, part_of_use: np.ndarray, in_parts: np.ndarray, number: int, parts: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """uint8[I] the parts that use each of so many items. item, part_of_use: [N]; in_parts: the order by part."""
+    first, last = np.full(number, parts, np.uint8), np.zeros(number, np.uint8)
+    kernels.first_parts(item.astype(np.int32), part_of_use, first)
+    last[item[in_parts]] = part_of_use[in_parts]  # of equal indices the last one counts
+    return first, last
+
+
+def _sums(use: np.ndarray, local: np.ndarray, last: np.ndarray, sizes: np.ndarray) -> list[PartSum]:
+    """[k]. Of each use, in the order of the whole batch: its number part after part, that of its sum among those of all
+    parts, and the last part that uses its id. sizes: [k] sums."""
+    found = []
+    for part, (start, size) in enumerate(zip(starts_of(sizes), sizes.tolist(), strict=True)):
+        which = np.flatnonzero(last == part)
+        found.append(PartSum(uses=torch.from_numpy(use[which]), into=torch.from_numpy(local[which] - start), sums=size))
+    return found
+
+
+def _inverse(order: np.ndarray) -> np.ndarray:
+    """Where each index is in `order`, a permutation."""
+    found = np.empty(len(order), np.int64)
+    found[order] = np.arange(len(order))
+    return found
