@@ -43,7 +43,7 @@ from fscomm.report.report import WARM_UP
 from fscomm.tables.binding import Binding, ServedModules
 from fscomm.tables.handles import Handles
 from fscomm.tables.lookups import ApplyUpdate, gradient_hook
-from fscomm.tables.shadow_kernels import STATES, memory, take_hyper, tensors_of
+from fscomm.tables.shadow_kernels import STATES, Hyper, memory, take_hyper, tensors_of
 from fsranks.errors import MismatchError, PeerError, name_ranks
 from fsranks.rank_context import RankContext
 
@@ -77,7 +77,7 @@ class Engine(Listener):
         schedule: Callable[["Engine"], StepSchedule] = StepSchedule,
     ) -> None:
         self.modules = modules
-        self.served = served = ServedModules(modules)
+        self.served = served = ServedModules(modules, device)
         self._recorder = recorder
         self.device = device
         device.reserve()
@@ -454,7 +454,11 @@ class Engine(Listener):
         finally:
             step.fetches_reassigned = False
         self._executor.wire_gate.stop_expecting_control_word()
-        hypers = {g: [take_hyper(kernel) for kernel in self.served.kernels[g]] for g in groups}
+        hypers: dict[int, list[Hyper]] = {g: [] for g in groups}
+        for g in groups:
+            for kernel in self.served.kernels[g]:
+                with self.served.turns_of(kernel).turn():
+                    hypers[g].append(take_hyper(kernel))
         if mode >= Mode.FETCH:  # the step before had no backward pass, maybe not even a forward
             self._program.fetch(step, [m], background=False)
         if mode >= Mode.FETCH_ALL:  # there was an unexpected update

@@ -9,6 +9,7 @@ from fscomm.engine.engine import Engine
 from fscomm.tables.handles import Handles, find
 from fscomm.tables.lookups import LookupProxy
 from fscomm.tables.shadow_kernels import KERNEL_READS, KERNEL_WRITES
+from fscomm.tables.turns import Turns
 from fscomm.tables.unseen_calls import intercept
 
 
@@ -48,10 +49,11 @@ def install_module_hooks(engine: Engine, m: int, undo: contextlib.ExitStack) -> 
         empty = not engine.served.kernels[group]
         for number, target in enumerate(module.proxied[group - groups.start]):
             read, update = partial(engine.may_read, group), partial(engine.take_plain_update, group, number)
-            _replace(target, "forward", LookupProxy(target, empty=empty, read=read, update=update), undo)
+            turns = engine.served.turns_of(target)
+            _replace(target, "forward", LookupProxy(target, empty=empty, turns=turns, read=read, update=update), undo)
             for name in (*KERNEL_READS, *KERNEL_WRITES):
                 if callable(own := getattr(target, name, None)):
-                    _replace(target, name, partial(_watched, handles, own, name in KERNEL_WRITES), undo)
+                    _replace(target, name, partial(_watched, handles, turns, own, name in KERNEL_WRITES), undo)
     flush = module.module.register_state_dict_pre_hook(lambda *_: engine.flush([m]))
     # It returns new DTensors, which see operations before the tensors inside them do.
     watch = module.module.register_state_dict_post_hook(lambda _, state, *__: handles.note(None, state))
@@ -59,10 +61,11 @@ def install_module_hooks(engine: Engine, m: int, undo: contextlib.ExitStack) -> 
     undo.callback(watch.remove)
 
 
-def _watched(handles: Handles, own: Any, writes: bool, *args: Any, **options: Any) -> Any:
+def _watched(handles: Handles, turns: Turns, own: Any, writes: bool, *args: Any, **options: Any) -> Any:
     """Call a method of a kernel through which programs access its tables: the kernel's own tensors are no handles."""
     handles.look()
-    result = own(*args, **options)
+    with turns.turn():  # it may write the cache back
+        result = own(*args, **options)
     handles.note(own, result)
     if writes:
         handles.written()

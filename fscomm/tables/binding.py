@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from fscomm.compose import tables_kind
+from fscomm.device import Device
 from fscomm.plan.group_plan import AskedIds
 from fscomm.plan.sharding_group import GroupLayout
 from fscomm.tables.forward_guard import ForwardGuard
 from fscomm.tables.group_tables import Codecs, GroupTables
+from fscomm.tables.turns import NO_TURNS, Turns, has_cache
 
 MOST_CALLS = 62  # of all modules in a step: a status word has one bit for each
 
@@ -133,7 +135,7 @@ class Binding(ABC):
     def around_wait(self, output: Any, guard: Callable[[], AbstractContextManager[None]]) -> None:
         """Enter a `guard()` around the wait for `output`, where that is an awaitable."""
 
-    def tables(self, group: int) -> GroupTables:
+    def tables(self, group: int, turns_of: Callable[[Any], Turns]) -> GroupTables:
         layout = self.layouts[group]
         kind: type[GroupTables] = tables_kind(layout, GroupTables)
         return kind(
@@ -142,6 +144,7 @@ class Binding(ABC):
             codecs=self.codecs[group],
             divide_by=self.divide_by[group],
             where=self.device,
+            turns_of=turns_of,
         )
 
 
@@ -159,7 +162,7 @@ class ServedModules:
         kernels: [G] the fused kernels on this rank.
     """
 
-    def __init__(self, modules: Sequence[Binding]) -> None:
+    def __init__(self, modules: Sequence[Binding], device: Device) -> None:
         self.modules = modules
         self.module_of = [m for m, module in enumerate(modules) for _ in module.layouts]
         self.groups = [
@@ -169,10 +172,18 @@ class ServedModules:
         self.calls = [_same_module(modules, m) for m in range(len(modules))]
         self.layouts = [layout for module in modules for layout in module.layouts]
         self.kernels = [kernels for module in modules for kernels in module.kernels]
+        with_cache = [kernel for kernels in self.kernels for kernel in kernels if has_cache(kernel)]
+        self._turns = {id(kernel): Turns(device) for kernel in with_cache}
+
+    def turns_of(self, kernel: Any) -> Turns:
+        """Of a fused kernel, or of what stands for one on a rank without any."""
+        return self._turns.get(id(kernel), NO_TURNS)
 
     def tables(self) -> list[GroupTables]:
         """[G] the tables of every group, with shadow kernels for one worker."""
-        return [module.tables(number) for module in self.modules for number in range(len(module.layouts))]
+        return [
+            module.tables(number, self.turns_of) for module in self.modules for number in range(len(module.layouts))
+        ]
 
     def mixes_classes(self, m: int) -> bool:
         """Whether what travels for module m may have rows of several classes."""

@@ -9,6 +9,7 @@ import torch
 from fscomm.plan.group_plan import Apply
 from fscomm.plan.kernel_calls import KernelCall
 from fscomm.tables.shadow_kernels import Hyper, Shadow
+from fscomm.tables.turns import NO_TURNS, Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +55,26 @@ class GroupTables:
     """All kernels of a group, for one thread; they return a row for every id. D: columns of a row, or of a strip of a
     pooled vector.
 
+    turns_of: a kernel.
+
     Attributes:
         where: the device of the tables, and so of the rows.
         shadows: one of each kernel.
     """
 
     def __init__(
-        self, kernels: list[Any], *, dim: int, codecs: Codecs, divide_by: Sequence[int], where: torch.device
+        self,
+        kernels: list[Any],
+        *,
+        dim: int,
+        codecs: Codecs,
+        divide_by: Sequence[int],
+        where: torch.device,
+        turns_of: Callable[[Any], Turns] = lambda _: NO_TURNS,
     ) -> None:
         self.where = where
         self.codecs = codecs
-        self.shadows = [Shadow(kernel) for kernel in kernels]
+        self.shadows = [Shadow(kernel, turns_of(kernel)) for kernel in kernels]
         self._dim = dim
         # Applied one after the other: two divisions round twice, as TorchRec's do, and one by the product would not.
         self._divide_by = [ranks for ranks in divide_by if ranks != 1]

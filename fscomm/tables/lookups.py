@@ -20,6 +20,7 @@ import torch
 
 from fscomm.device import not_compiled
 from fscomm.tables.shadow_kernels import STATES, Shadow, class_forward, memory, read_hyper
+from fscomm.tables.turns import Turns
 
 ApplyUpdate = Callable[[Callable[[], Shadow]], None]
 """Applies an update of a table. Its argument returns the shadow kernel of the thread in which it is called."""
@@ -67,22 +68,30 @@ class LookupProxy:
     """Replaces the `forward` of `target`.
 
     target: a fused kernel; on a rank without one, the look-up, which then looks up nothing (`empty`).
+    turns: of the kernel.
     read: called before a look-up reads; blocks until it may, and returns what it reads, for `update`.
     update: called with that and the update; does not block. Both are called in the thread of forward or backward.
     """
 
     def __init__(
-        self, target: Any, *, empty: bool, read: Callable[[], Any], update: Callable[[Any, ApplyUpdate], None]
+        self,
+        target: Any,
+        *,
+        empty: bool,
+        turns: Turns,
+        read: Callable[[], Any],
+        update: Callable[[Any, ApplyUpdate], None],
     ) -> None:
         self._target = target
         self._empty = empty
+        self._turns = turns
         self._read = read
         self.update = update
 
     @not_compiled
     def __call__(self, *args: Any, **options: Any) -> torch.Tensor:
         read = self._read()
-        with _saved_tensors() as saved:
+        with _saved_tensors() as saved, self._turns.turn():
             rows = class_forward(self._target)(*args, **options)
         if not rows.requires_grad:  # no gradients are computed, so there is nothing to update
             return rows

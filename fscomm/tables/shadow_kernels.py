@@ -15,9 +15,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from fscomm.tables.turns import NO_TURNS, Turns
+
 # Methods of a kernel, beside its forward, that read or write tables.
-KERNEL_READS = "split_embedding_weights", "split_optimizer_states", "get_optimizer_buffer", "get_all_states"
-KERNEL_WRITES = ("reset_embedding_weight_momentum",)
+KERNEL_READS = "split_embedding_weights", "split_optimizer_states", "get_optimizer_buffer", "get_all_states", "flush"
+KERNEL_WRITES = "reset_embedding_weight_momentum", "reset_cache_states"
 STATES = ("momentum1", "momentum2", "prev_iter", "row_counter")
 
 
@@ -101,11 +103,12 @@ def class_forward(module: Any) -> Any:
 class Shadow:
     """A copy of a fused kernel for one thread, over the same memory; made again where that is replaced.
 
-    pooling: the pooling mode of the copy; None: that of the kernel.
+    turns: those of the kernel. pooling: the pooling mode of the copy; None: that of the kernel.
     """
 
-    def __init__(self, kernel: Any, pooling: Any = None) -> None:
+    def __init__(self, kernel: Any, turns: Turns = NO_TURNS, pooling: Any = None) -> None:
         self._kernel = kernel
+        self._turns = turns
         self._pooling = pooling
         self._copy = _copy(kernel, pooling)
         self._memory = tuple(memory(kernel, ("weights", *STATES)))
@@ -113,7 +116,7 @@ class Shadow:
     @cached_property
     def adding(self) -> "Shadow":
         """A shadow of the same kernel that adds up the rows of a bag, instead of a mean."""
-        return Shadow(self._kernel, type(self._kernel.pooling_mode).SUM)
+        return Shadow(self._kernel, self._turns, type(self._kernel.pooling_mode).SUM)
 
     def over(self, copies: Mapping[str, torch.Tensor]) -> "Shadow":
         """A shadow of the same kernel that reads and writes `copies` instead of the kernel's memory of these names."""
@@ -124,10 +127,10 @@ class Shadow:
             kernel._parameters.pop(name, None)
             kernel._buffers.pop(name, None)
             vars(kernel)[name] = copied
-        return Shadow(kernel, self._pooling)
+        return Shadow(kernel, self._turns, self._pooling)
 
     def lookup(self, ids: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        with torch.no_grad():
+        with torch.no_grad(), self._turns.turn():
             return self._current()(ids, offsets, weights)
 
     def update(self, hyper: Hyper, gradient: torch.Tensor, *args: Any, **options: Any) -> None:
@@ -137,12 +140,13 @@ class Shadow:
         copied.optimizer_args = hyper.arguments
         copied.iter.fill_(hyper.iteration - 1)  # its forward counts one more
         copied.iter_cpu.fill_(hyper.iteration - 1)
-        with torch.enable_grad():
-            out = copied(*args, **options)
-        # The node is called in this thread: on CUDA autograd runs backward in a thread of its own, which may be in a
-        # forward that waits for this very update (activation checkpointing).
-        with torch.no_grad():
-            out.grad_fn(gradient.view_as(out))
+        with self._turns.turn():
+            with torch.enable_grad():
+                out = copied(*args, **options)
+            # The node is called in this thread: on CUDA autograd runs backward in a thread of its own, which may be in
+            # a forward that waits for this very update (activation checkpointing).
+            with torch.no_grad():
+                out.grad_fn(gradient.view_as(out))
 
     def _current(self) -> Any:
         # The program may have set other parameters, as `load_state_dict(assign=True)` does.

@@ -60,6 +60,7 @@ def _own_forward(attributes: Mapping[str, Any]) -> bool:
 
 
 SERVED_SHARDINGS = ("table_wise", "column_wise", *sharded.IN_PARTS)
+SERVED_KERNELS = ("fused", "fused_uvm", "fused_uvm_caching")
 SERVED_OUTPUTS = (SparseType.FP32, SparseType.FP16, SparseType.BF16)
 SERVED_OPTIMIZERS = (  # whose update of a row looks at nothing but that row, its gradient and the step's number
     EmbOptimType.EXACT_SGD,
@@ -107,9 +108,9 @@ TABLE = (
 LOOKUP = (
     Requirement("_emb_modules"),
     Requirement(
-        "_need_prefetch optim_state_tracker_fn",
-        lambda prefetches, tracker: not prefetches and tracker is None,
-        "a tracker or a cache follows its lookups",
+        "optim_state_tracker_fn",
+        unset,
+        "a tracker follows the state of its optimizer",
         optional=True,
     ),
     Requirement("__dict__", _own_forward, "the forward of its look-up was replaced"),
@@ -131,6 +132,13 @@ KERNEL = (
         "_max_counter_update_freq",
         lambda steps: steps <= 0,
         "its counters are compared with the largest one of all rows (max_counter_update_freq)",
+    ),
+    Requirement("prefetch_pipeline", off, "TorchRec fills its cache ahead (prefetch_pipeline)", optional=True),
+    Requirement(
+        "lxu_cache_weights weights_precision",
+        lambda cache, precision: cache is None or not cache.numel() or cache.dtype == precision.as_dtype(),
+        "its cache has another precision than its tables: what a row is rounded to depends on when it leaves the cache",
+        optional=True,
     ),
     Requirement("__dict__", _own_forward, "the forward of its kernel was replaced"),
     Requirement(
@@ -291,8 +299,8 @@ def _problem_of_group(module: Any, kind: str, sharding: Any, make_codecs: MakeCo
         return codecs
     names = {table.name for table in sharded.all_tables(sharding)}
     for name, planned in module.module_sharding_plan.items():
-        if name in names and planned.compute_kernel != "fused":
-            return f"table {name} uses the compute kernel {planned.compute_kernel}, only fused is served"
+        if name in names and planned.compute_kernel not in SERVED_KERNELS:
+            return f"table {name} uses the compute kernel {planned.compute_kernel}, which is not served"
     return None
 
 

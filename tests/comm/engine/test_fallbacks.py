@@ -140,7 +140,7 @@ GLOBAL_DECAY = {
 PARTS = {"a": (SERVED,), "b": (replace(BESIDE, pooling="sum"),)}
 ON_HOSTS = {"a": (SERVED,), "b": (replace(BESIDE, pooling="sum", sharding="host"),)}
 ASKED: list[tuple[str, Config, str]] = [
-    ("uvm", CONFIG, "kernel fused_uvm_caching"),
+    ("uvm", CONFIG, "fills its cache ahead"),
     ("tracked", CONFIG, "tracker"),
     ("dense_kernel", CONFIG, "kernel dense"),
     ("data_parallel", CONFIG.but(modules={"a": (SERVED,), "b": (replace(ONE, sharding="data"),)}), "data_parallel"),

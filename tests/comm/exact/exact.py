@@ -80,6 +80,8 @@ class Run:
 
     def tables(self) -> dict[str, torch.Tensor]:
         """The parameters of the sharded modules that this rank has a part of."""
+        if self.config.cached:
+            self.model.state_dict()  # TorchRec writes caches back before it
         found = self.model.named_parameters()
         return {name: each for name, each in found if name.startswith("embeddings.") and each.numel()}
 
@@ -133,6 +135,7 @@ def raw_state(model: Any, optimizer: Any) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for path, lookup, tbe in lookups(model):
         name = f"{path}[{lookup}]"
+        tbe.flush()  # what it holds in a cache
         state[f"{name} weights"] = list(tbe.split_embedding_weights())
         state[f"{name} optimizer"] = [list(part) for part in tbe.split_optimizer_states()]
         state[f"{name} iter"] = [int(getattr(tbe, key)) for key in ("iter", "iter_cpu") if hasattr(tbe, key)]

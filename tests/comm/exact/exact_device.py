@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cached_kernel import CachedKernel, overlapping
 from clocks import Clocks, on_streams
 from exact import Loop, compare
 from exact_model import Config
@@ -41,7 +42,9 @@ def on_a_device(problems: list[str]) -> Iterator[Clocks]:
         patch.setattr(comm, "Moving", lambda where: moving_to(where or torch.device("cpu")))
         patch.setattr(moving, "to_device", noted)
         patch.setattr(TorchRecBinding, "prepare", prepared)
+        patch.setattr(CachedKernel, "device", device)
         yield device
+        problems += overlapping()
 
 
 def compare_played(

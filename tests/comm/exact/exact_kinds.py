@@ -100,14 +100,17 @@ def converted(config: Config, size: int) -> tuple[Any, Any]:
     return build_net(config, size, Net(config), {"a": sharder, "b": sharder})
 
 
-def uvm(config: Config, size: int) -> tuple[Any, Any]:
-    """The plan asks for a GPU's cache over host memory; without a GPU, TorchRec makes a lookup in host memory of it."""
-    return build_net(config, size, Net(config), s="fused_uvm_caching")
+def filled_ahead(table: str, config: Config, size: int) -> tuple[Any, Any]:
+    """A pipeline of TorchRec's is to fill the cache of a table. Without a GPU there is neither."""
+    model, optimizer = build_net(config, size, Net(config))
+    for module in model.module.embeddings.values():
+        for kernel in (each for lookup in module._lookups for each in getattr(lookup, "_emb_modules", ())):
+            if table in {each.name for each in kernel.config.embedding_tables}:
+                kernel.emb_module.prefetch_pipeline = True
+    return model, optimizer
 
 
-def planned(config: Config, size: int) -> tuple[Any, Any]:
-    """As `uvm`, of a table that lies whole."""
-    return build_net(config, size, Net(config), u="fused_uvm_caching")
+uvm, planned = partial(filled_ahead, "s"), partial(filled_ahead, "u")
 
 
 def tracked(config: Config, size: int) -> tuple[Any, Any]:

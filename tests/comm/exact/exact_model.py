@@ -24,7 +24,7 @@ from torchrec import (
     KeyedJaggedTensor,
     KeyedTensor,
 )
-from torchrec.distributed import comm, sharding_plan
+from torchrec.distributed import batched_embedding_kernel, comm, sharding_plan
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
@@ -100,6 +100,7 @@ class Config:
     seed: int = 1
     hides: bool = False  # some batches of random programs hide their ids
     dedup: bool = False  # every rank asks for each of its rows once
+    cached: bool = False  # tables are in unified memory with a cache, as played by `cached_kernel`
     half_output: bool = False  # rows travel as float16
     quantised: tuple[str, str] | None = None  # precision of rows and of gradients on their way, such as "fp16"
     loss_scale: float | None = None
@@ -336,7 +337,7 @@ def sharding_of(table: Table, size: int, host: int, kernel: str | None = None) -
         case "table":
             return table_wise(rank=home, compute_kernel=kernel)
         case "column":
-            return column_wise(ranks=[home, (home + 1) % size])
+            return column_wise(ranks=[home, (home + 1) % size], compute_kernel=kernel)
         case "data":
             return data_parallel()
     raise ValueError(table.sharding)
@@ -369,13 +370,16 @@ def build_net(
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     """`net` sharded as `config` says; `sharders`: of some modules; `kernels`: compute kernel of some tables."""
     plan, host = {}, config.host if size % config.host == 0 else size
+    if config.cached:
+        of_tables = (table for tables in config.modules.values() for table in tables)
+        kernels = {table.name: "fused_uvm_caching" for table in of_tables} | kernels
     found = {name: (sharders or {}).get(name) or _sharder(config, tables) for name, tables in config.modules.items()}
     for name, tables in config.modules.items():
         collection = net.embeddings[name]
         for table in tables:
             parameter = getattr(collection, "embedding_bags" if table.pooling else "embeddings")[table.name].weight
             options = {"lr": RATE * table.rate, "weight_decay": config.weight_decay}
-            if table.sharding != "data" and table.name not in kernels:
+            if table.sharding != "data" and (config.cached or table.name not in kernels):
                 apply_optimizer_in_backward(OPTIMIZERS[config.optimizer], [parameter], options)
             parameter.requires_grad_(not table.frozen)
         plan[f"embeddings.{name}"] = construct_module_sharding_plan(
@@ -386,8 +390,14 @@ def build_net(
             world_size=size,
             device_type=DEVICE.type,
         )
-    with on_hosts(host):
+    with on_hosts(host), _kernels_with_cache() if config.cached else contextlib.nullcontext():
         return wrap(config, net, ShardingPlan(plan), list({type(each): each for each in found.values()}.values()))
+
+
+def _kernels_with_cache() -> Any:
+    from cached_kernel import CachedKernel
+
+    return mock.patch.object(batched_embedding_kernel, "SplitTableBatchedEmbeddingBagsCodegen", CachedKernel)
 
 
 _GROUPS: dict[int, tuple[Any, Any]] = {}  # of TorchRec, by ranks of a host: inside it, and between hosts

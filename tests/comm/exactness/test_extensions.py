@@ -83,7 +83,7 @@ def test_exclusive_rows_of_bags_wait_for_gradients_of_the_collision_class() -> N
 @pytest.mark.parametrize(("dedup", "transport"), [(False, "gloo"), (True, "copy-engine")])
 def test_groups_that_run_plainly_inside_a_served_forward(dedup: bool, transport: str) -> None:
     """Of a module that has tables which cannot be served the others are: nine tenths of the ids of this model."""
-    plainly = {"embeddings.a (table_wise)": "fused_uvm_caching", "embeddings.b (data_parallel)": "data_parallel"}
+    plainly = {"embeddings.a (table_wise)": "fills its cache ahead", "embeddings.b (data_parallel)": "data_parallel"}
     served = {"embeddings.a (row_wise)", "embeddings.a (column_wise)"}
     served |= {"embeddings.b (row_wise)", "embeddings.b (table_wise)"}
     config = CONFIGS["planned"].but(dedup=dedup)

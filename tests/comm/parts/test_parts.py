@@ -109,6 +109,11 @@ def test_every_step_in_another_number_of_parts(name: str) -> None:
         assert said["fallbacks"] == {}
 
 
+def test_tables_with_a_cache() -> None:
+    for said in check(shared_world(2), CONFIGS["small"].but(cached=True), "base", 3, ahead=True, streams=True):
+        assert said["fallbacks"] == {}
+
+
 def with_graph_in_parts(run: Run) -> None:
     with run.enable() as comm:
         for step, parts in steps(run, comm, 3):
