@@ -12,11 +12,12 @@ from exact_configs import CONFIGS
 from exact_device import compare_played
 from exact_loops import LOOPS
 from exact_model import Config
+from usual_programs import usual
 from worlds import shared_world
 
 
 def compared(rank: int, size: int, config: Config, loop: str, ahead: bool, streams: bool) -> tuple[list[str], Any]:
-    return compare_played(rank, size, config, LOOPS[loop], {}, ahead=ahead, streams=streams)
+    return compare_played(rank, size, config, LOOPS.get(loop) or usual(loop), {}, ahead=ahead, streams=streams)
 
 
 @pytest.mark.parametrize("name", ["small", "several", "pooled mixed", "quantised"])
@@ -27,6 +28,8 @@ def test_models(name: str, streams: bool) -> None:
         assert said["fallbacks"] == {}
 
 
-@pytest.mark.parametrize("loop", ["without_lookahead", "second_model", "state_put_there_by_the_user", "scaled"])
+@pytest.mark.parametrize(
+    "loop", ["without_lookahead", "second_model", "scaled", "states, loops and blocks", "evaluation"]
+)
 def test_loops(loop: str) -> None:
-    check_equal(shared_world(2), compared, CONFIGS["small"].but(cached=True), loop, True, True)
+    check_equal(shared_world(2), compared, CONFIGS["small"].but(cached=True), loop, False, True)
