@@ -78,7 +78,7 @@ def verdict_section(simulation: Document) -> Section:
             Column("90 %", TEXT, span),
             Column("over", TEXT, lambda one: REMEDIES[one][1]),
         ),
-        rows=list(REMEDIES),
+        rows=[remedy for remedy in REMEDIES if remedy in found["gains"]],
         notes=[*found["why"], INTERVAL],
     )
     title = f"Verdict for {count(found['ranks'])} ranks on {short(simulation['hardware']['name'])}"
