@@ -78,9 +78,8 @@ def published() -> None:
     ]  # fmt: skip
     table(["", "predicted", "published", "error", "90 % of draws"], rows, adviser)
     (fit,) = adviser.extra["published"]["fits"]
-    say(
-        f"Fitted: {fit['name']}, {fit['value']:.0f} {fit['unit']}, on {fit['on']}, which is therefore not in the table."
-    )
+    fitted = f"{fit['name']}, {fit['value']:.0f} {fit['unit']}, on {fit['on']}"
+    say(f"Fitted: {fitted}. That run is therefore not in the table.")
     for note in adviser.extra["published"]["notes"]:
         say(note.replace("%", " %"))
 

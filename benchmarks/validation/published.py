@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from freescale_tools.model.batches import PACKED, UNPACKED, Samples, Setting, simulate_setting
-from freescale_tools.model.durations import FLOAT, batch_bytes, step
+from freescale_tools.model.durations import FLOAT, batch_bytes, step, work
 from freescale_tools.model.hardware import Hardware, load_hardware
 from freescale_tools.model.simulation import moved, verdict
-from freescale_tools.model.step import BALANCED, PIPELINED, PLAIN_DEDUP
+from freescale_tools.model.step import BALANCED, BY_NAME, PIPELINED, PLAIN_DEDUP
 from freescale_tools.model.workload import METHODS, Workload
 from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import Polynomial
@@ -45,7 +45,7 @@ _CLOSE = 0.1
 _SAMPLES_S, _SCALING = 6200.0, 1.28
 """Of an earlier run, exchange in fp32: samples/s of one node, and how many times as many two nodes train."""
 _BATCH, _IDS, _FEATURES, _FIELDS, _DIM = 1024, 2.69e6, 3, 6, 512
-"""Of DLRMv4: samples of a rank, ids of each feature that is looked up; such features; lists of an event; floats a row."""
+"""Of DLRMv4: samples of a rank, its ids of each feature with a table, such features, lists of an event, row floats."""
 _UNIQUE = (0.024, 0.015, 0.006)
 """Distinct ids of a rank's batch over all of them, by feature: items, albums, artists."""
 _PAGEABLE_MS = 88.9
@@ -110,18 +110,22 @@ def _notes(compute_ms: float) -> Iterator[str]:
         found = verdict(load_hardware(name), _dlrm(step_ms - exposed_ms), ranks=_NODE, collisions=False)
         (said,) = (one for one in found["why"] if "communication" in one)
         yield f"The adviser on DLRMv4 with 8 {_title(name)}, fscomm: {found['pays']['communication']}. {said}"
-    load = dataclasses.replace(_reference(), compute_ms=compute_ms)
-    found = verdict(load_hardware("mi350x-roce"), load, ranks=_TWO_NODES, collisions=False, uncounted="")
+    hardware, load = load_hardware("mi350x-roce"), dataclasses.replace(_reference(), compute_ms=compute_ms)
+    found = verdict(hardware, load, ranks=_TWO_NODES, collisions=False, uncounted="")
     said = [
         f"{title} {found['pays'][name]}, {gain['value']:+.0%} ({gain['low']:+.0%} to {gain['high']:+.0%})"
         for name, title in (("dedup", "index dedup"), ("communication_dedup", "fscomm after it"))
         for gain in [found["gains"][name]]
     ]
     yield f"The adviser on DLRMv4 with two nodes of MI350X, over TorchRec's pipeline: {', '.join(said)}."
+    plain, dedup = (work(hardware, load, BY_NAME[way], ranks=_NODE) for way in (_PLAIN, PLAIN_DEDUP))
+    metadata_ms = plain.id_metadata - dedup.id_metadata
+    saved_ms = step(hardware, load, _PLAIN, ranks=_NODE)["step_ms"] - next(iter(_STEPS.values()))
     yield (
-        "Not predicted: host-side work of a step. Input that is not pinned is within the computation here. Most of what "
-        "the prediction for one node without index dedup has more than that with it is the id exchange besides its "
-        "bytes, which the paper measured at 0.6 M ids; rows are taken as spread evenly over their owners."
+        "Not predicted: host-side work of a step. Copies of input that is not pinned are within the computation of the "
+        f"runs. Of the {saved_ms:.0f} ms that index dedup is predicted to save on one node, {metadata_ms:.0f} are "
+        "sizes, permutes and synchronisation of the id exchange, which the paper measured with 0.6 M ids: taken as "
+        "proportional to the ids. Rows are taken as spread evenly over their owners."
     )
 
 

@@ -40,7 +40,7 @@ INTERVAL = (
 REMEDIES = {
     "balance": ("balancing", "TorchRec's pipeline", BALANCED, PIPELINED),
     "dedup": ("index dedup", "the balanced pipeline", DEDUP, BALANCED),
-    "pinned": ("pinned, early copies of the input", "the same with copies that are not pinned", BALANCED, PAGEABLE),
+    "pinned": ("pinned, early copies of the input", "the same, copies not pinned", BALANCED, PAGEABLE),
     "prioritized": ("prioritized communication", "the balanced pipeline", "balanced + prioritized", BALANCED),
     "sm_free": ("SM-free transports", "prioritized over NCCL", "all", "balanced + prioritized"),
     "communication": ("fscomm: both of them", "the balanced pipeline", "all", BALANCED),

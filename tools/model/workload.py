@@ -225,6 +225,8 @@ def uncounted(profile: Mapping[str, Any], load: Workload, *, dim: Any = None) ->
     Empty if it does. `dim`: as of `workload`.
     """
     collisions, dims = profile.get("collisions"), profile.get("dims") if dim is None else dim
+    if collisions is not None and collisions.get("ranks") == 1:
+        return "one rank exchanges nothing"
     if collisions is None or not any((collisions.get("bytes") or {}).values()):
         return (
             "the ids of a rank's batch were not counted. Name a column of integer ids with --ids, and enough files for "
