@@ -74,13 +74,19 @@ def published() -> None:
             _error(row["error"]), _between(row["90 %"], row["unit"]),
         ]
         for row in adviser.where(against="published")
+        if row["fitted"] is None
     ]  # fmt: skip
     table(["", "predicted", "published", "error", "90 % of draws"], rows, adviser)
+    (fit,) = adviser.extra["published"]["fits"]
+    fitted = f"{fit['name']}, {fit['value']:.0f} {fit['unit']}, on {fit['on']}"
+    say(f"Fitted: {fitted}. That run is therefore not in the table.")
     for note in adviser.extra["published"]["notes"]:
         say(note.replace("%", " %"))
 
 
 def _amount(value: float, unit: str) -> str:
+    if unit == "ms":
+        return f"{value:.0f} ms"
     return f"{100 * value:.1f} %" if unit == "share" else f"{value:.2f} x"
 
 

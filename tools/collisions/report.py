@@ -257,6 +257,17 @@ def _plot(table: Table, aid: str, figure: Any, *, on_terminal: bool) -> Plot:
     return Plot(title=table.title, aid=aid, figure=figure, table=table, height=380, half=True, on_terminal=on_terminal)
 
 
+def _duplicates(sent: Document, total: float) -> str:
+    """How many ids of a rank's batch are duplicates, and what index dedup would send."""
+    rows = sent["collision_rows"] + sent["exclusive_rows"]
+    gradients = sent["collision_gradients"] + sent["exclusive_gradients"]
+    distinct = rows / gradients
+    return (
+        f"{percent(1 - distinct)} of the ids of a rank's batch are duplicates. With TorchRec's index dedup, ids and "
+        f"gradients travel once per rank, too: {size(2 * rows + sent['ids'] * distinct)} instead of {size(total)}."
+    )
+
+
 def _bytes(found: Document, *, on_terminal: bool) -> Block:
     total, waited = _bytes_sent(found)
     rows = [(*_CLASSES[key], value) for key, value in found["bytes"].items() if value is not None]
@@ -268,7 +279,10 @@ def _bytes(found: Document, *, on_terminal: bool) -> Block:
             Column("share", SHARE, lambda row: row[2] / total),
         ),
         rows=rows,
-        notes=["Rows travel once per rank, gradients for every occurrence; what a rank owns itself is not counted."],
+        notes=[
+            "Rows travel once per rank, gradients for every occurrence; what a rank owns itself is not counted.",
+            _duplicates(found["bytes"], total),
+        ],
     )
     sent = Column("sent", NUMBER, lambda row: row[2] / 1e6, look=Look(color=[color for _, color, _ in rows]))
     return Plot(

@@ -1,8 +1,10 @@
 """Computes how long each part of a step takes alone on given hardware.
 
 Bytes and counts are per rank and step. W ranks. The rows and ids of a rank go to all ranks evenly, so (W - 1)
-/ W of them leave the rank. Loops without priorities send a row and a gradient for every occurrence; prioritized
-communication sends a row once to each rank, and a gradient for every occurrence, as exactness needs.
+/ W of them leave the rank. Loops without priorities send an id, a row and a gradient for every occurrence; prioritized
+communication sends a row once to each rank, an id and a gradient for every occurrence, as exactness needs. With
+TorchRec's index dedup, all ways send each distinct id of a rank, its row and one gradient once. The rank itself finds
+the distinct ids, copies each row to its occurrences, and adds up the gradients of these.
 
 Of a step in parts all are alike: the ids of a rank fall into its parts evenly and by chance (`shares_of_first`).
 """
@@ -17,9 +19,10 @@ from freescale_tools.model.step import BUCKETS, BY_NAME, NOTHING, Moves, Way, Wo
 from freescale_tools.model.workload import CHANNELS, LAYERS, Workload
 
 FLOAT, ID = 4, 8  # bytes
-FIELDS = 3  # aligned sequences of a history (item, action, time) that move when samples change ranks
 FORWARD = 1 / 3  # of the compute: the backward pass takes twice the forward's products
 LOOKUP, APPLY = 2, 3  # times each byte crosses the memory: row in and out; gradient and row in, row out
+# Times an id and its position cross the memory to find the distinct ones: 8 passes of a radix sort, in and out.
+UNIQUE = 16
 # Bytes per dense parameter that Adam moves: weight, gradient, two moments in; weight, moments out.
 OPTIMIZER = 28
 # ms: about 200 kernels of a forward and a backward pass, each of which takes about 10 us to start and to run out.
@@ -43,7 +46,7 @@ def assumed(workload: Workload) -> list[dict[str, Any]]:
         (workload.lookup_ms, "lookup", LOOKUP, "passes over memory", "a row is read and written"),
         (workload.apply_ms, "apply", APPLY, "passes over memory", "gradient and row are read, the row is written"),
         (None, "optimizer", OPTIMIZER, "bytes per dense parameter", "Adam with two moments"),
-        (None, "fields", FIELDS, "ids per event", "what balancing moves between hosts"),
+        (None, "unique", UNIQUE, "passes over ids and positions", "index dedup sorts them by radix, 8 passes"),
         (None, "all_reduce_buckets", BUCKETS, "of the backward pass", "each one's gradients follow it"),
     )
     return [
@@ -91,23 +94,29 @@ def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Wor
     parts = way.parts
     needed, awaited = shares_of_first(parts, repeats=1 / workload.colliding_distinct, collision=rate)
     skew = workload.skews.get((ranks, method), 1.0)
-    moved = ID * FIELDS * workload.events * (ranks - 1) / ranks if way.balanced else 0.0
+    moved = batch_bytes(workload) * (ranks - 1) / ranks if way.balanced else 0.0
     ids = workload.ids * workload.events
+    unique = _ms(UNIQUE * 2 * ID * ids, hardware.memory) if way.dedup else 0.0
+    once = back if way.dedup else 1.0  # share of the occurrences that ways without priorities send
     own = (hardware.own_cost if way.prioritized else 0.0) + (workload.balancing_ms if way.balanced else 0.0)
-    row_bytes = FLOAT * workload.dim * workload.events
+    copied = _ms(batch_bytes(workload), hardware.pageable) if way.pageable else 0.0
+    values = workload.dim * workload.events
 
     def passes(times: int, share: float, measured_ms: float | None) -> float:
         """`times` each byte of this share of the rows crosses the memory. No kernel is launched for no rows."""
-        alone = _ms(times * share * row_bytes, hardware.memory) if measured_ms is None else share * measured_ms
+        alone = _ms(times * share * FLOAT * values, hardware.memory) if measured_ms is None else share * measured_ms
         return max(alone, hardware.kernel_floor / 1e3) if share > 0 else 0.0
 
-    def moves(rows: float, gradients: float, updates: float, *, staged: bool = False) -> Moves:
-        """`rows`, `gradients`: sent forward and back. `updates`: gradients that are applied. Shares of the events."""
+    def moves(rows: float, gradients: float, updates: float, copies: float, *, staged: bool = False) -> Moves:
+        """Shares of the events. `rows`, `gradients`: sent forward and back. `updates`: gradients that are applied.
+        `copies`: occurrences of which index dedup copies rows and adds up gradients, each like a look-up."""
+        spread = passes(LOOKUP, copies, workload.lookup_ms) if way.dedup else 0.0
+        sent = workload.value_bytes * values
         return Moves(
-            lookup=passes(LOOKUP, rows, workload.lookup_ms),
-            rows=exchange(hardware, skew * rows * row_bytes, ranks, staged=staged),
-            gradients=exchange(hardware, skew * gradients * row_bytes, ranks, staged=staged),
-            apply=passes(APPLY, updates, workload.apply_ms),
+            lookup=passes(LOOKUP, rows, workload.lookup_ms) + spread,
+            rows=exchange(hardware, skew * rows * sent, ranks, staged=staged),
+            gradients=exchange(hardware, skew * gradients * sent, ranks, staged=staged),
+            apply=passes(APPLY, updates, workload.apply_ms) + spread,
         )
 
     return Work(
@@ -116,19 +125,19 @@ def work(hardware: Hardware, workload: Workload, way: Way, *, ranks: int) -> Wor
         forward=slowest * forward,
         backward=slowest * (1 - forward),
         optimizer=_ms(OPTIMIZER * workload.dense_parameters, hardware.memory),
-        id_metadata=hardware.id_metadata * ids / 1e6 if ranks > 1 else 0.0,
-        ids=exchange(hardware, ID * ids, ranks, staged=way.sm_free),
+        id_metadata=hardware.id_metadata * once * ids / 1e6 + unique if ranks > 1 else 0.0,
+        ids=exchange(hardware, ID * once * ids, ranks, staged=way.sm_free),
         all_reduce=all_reduce(hardware, FLOAT * workload.dense_parameters, ranks),
-        whole=moves(1.0, 1.0, 1.0),
+        whole=moves(once, once, once, 1.0),
         # Nothing can run beside collision rows, so they use NCCL, which is faster.
-        collision=moves(needed * colliding, awaited * returning / parts, awaited * returning),
-        exclusive=moves(back - colliding, staying, staying, staged=way.sm_free),
+        collision=moves(needed * colliding, awaited * returning / parts, awaited * returning, rate / parts),
+        exclusive=moves(back - colliding, staying, staying, 1 - rate, staged=way.sm_free),
         straggler=1 - (mean + workload.fixed_ms) / slowest,
         contention=hardware.contention,
         memory_contention=hardware.memory_contention,
-        own=own if ranks > 1 else 0.0,
+        own=(own if ranks > 1 else 0.0) + copied,
         # Pieces for later parts go the same way: over NCCL, though compute runs beside them and is slowed.
-        later=moves((1 - needed) * colliding / (parts - 1), returning / parts, (1 - awaited) * returning)
+        later=moves((1 - needed) * colliding / (parts - 1), returning / parts, (1 - awaited) * returning, rate / parts)
         if parts > 1
         else NOTHING,
         part=part_cost(workload)["value"],
@@ -140,6 +149,11 @@ def compute(hardware: Hardware, workload: Workload) -> float:
     if workload.compute_ms is not None:
         return workload.compute_ms
     return 1e3 * workload.flops / (hardware.peak_flops * 1e12 * hardware.flops_efficiency)
+
+
+def batch_bytes(workload: Workload) -> float:
+    """Bytes of a rank's batch: 8 for each field of an event."""
+    return ID * workload.fields * workload.events
 
 
 def exchange(hardware: Hardware, size: float, ranks: int, *, staged: bool = False) -> float:

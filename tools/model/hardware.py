@@ -77,6 +77,8 @@ class Hardware:
     """GPUs of a host that are connected by NVLink. Other GPUs of the host are reached over PCIe."""
     nvlink: float = number("GB/s")
     pcie: float = number("GB/s")
+    pageable: float = number("GB/s")
+    """Copies to the GPU from host memory that is not pinned: the driver stages them through pinned buffers."""
     network: float = number("GB/s")
     gpus_per_leaf: float = number("GPUs", whole=True)
     """GPUs below one leaf switch, or one group of rails. Bytes for other GPUs go over the spine."""

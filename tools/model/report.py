@@ -78,7 +78,7 @@ def verdict_section(simulation: Document) -> Section:
             Column("90 %", TEXT, span),
             Column("over", TEXT, lambda one: REMEDIES[one][1]),
         ),
-        rows=list(REMEDIES),
+        rows=[remedy for remedy in REMEDIES if remedy in found["gains"]],
         notes=[*found["why"], INTERVAL],
     )
     title = f"Verdict for {count(found['ranks'])} ranks on {short(simulation['hardware']['name'])}"
@@ -93,7 +93,7 @@ def step_section(simulation: Document, *, brief: bool = False) -> Section:
         title="A training step",
         intro=f"Simulated on {short(simulation['hardware']['name'])} from the lengths and collisions of the data. "
         f"Plain is a loop that does nothing ahead, {simulation['over']} is TorchRec's {_PIPELINE}, which sends ids one "
-        "batch ahead, all is every remedy together.",
+        "batch ahead, all is balancing and fscomm; + dedup adds TorchRec's index dedup.",
         blocks=(
             _gain_table(simulation),
             *([_parts_table(simulation)] if "parts" in simulation else []),

@@ -1,12 +1,15 @@
 """Simulates training steps from a profile and hardware: idle time, samples per second, gains, and which remedies pay.
 
-A verdict is for one number of ranks. Its ladder: TorchRec's pipeline, with balancing, with prioritized communication,
-with SM-free transports. Every rung is compared with the one below it. Intervals hold 90 % of draws in which every
-uncertain parameter is moved within a factor that depends on where its number comes from (`FACTORS`), and the time that
-ranks lose to the slowest as `waiting` says; they say how far the answer hangs on what was assumed.
+A verdict is for one number of ranks. Every remedy is compared with what is there without it (`REMEDIES`): balancing
+with TorchRec's pipeline; index dedup, pinned copies and fscomm with that pipeline when balanced. What TorchRec and
+PyTorch have themselves comes first: where index dedup pays, fscomm is also compared with a loop that has it, and
+`first` of the verdict names it. Intervals hold 90 % of draws in which every uncertain parameter is moved within a
+factor that depends on where its number comes from (`FACTORS`), and the time that ranks lose to the slowest as `waiting`
+says; they say how far the answer hangs on what was assumed.
 """
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +18,11 @@ import numpy as np
 from freescale_tools.calibrate.calibration import Calibration
 from freescale_tools.console.errors import UsageError
 from freescale_tools.model.batches import PACKED, UNPACKED, Samples
-from freescale_tools.model.durations import assumed, part_cost, step
+from freescale_tools.model.durations import assumed, batch_bytes, part_cost, step
 from freescale_tools.model.hardware import ALL_TO_ALLS, Hardware, calibrated, numbers, parameters
-from freescale_tools.model.step import BALANCED, BY_NAME, PIPELINED, WAYS
+from freescale_tools.model.step import BALANCED, BY_NAME, DEDUP, PAGEABLE, PIPELINED, WAYS
 from freescale_tools.model.waiting import Waiting
-from freescale_tools.model.workload import Workload, at_ranks, workload
+from freescale_tools.model.workload import Workload, at_ranks, uncounted, workload
 from fscomm.parts.number_of_parts import MOST_PARTS
 
 FACTORS = {"assumed": 2.0, "paper": 1.5, "data sheet": 1.2, "measured": 1.1, "calibration": 1.1}
@@ -35,13 +38,19 @@ INTERVAL = (
     "measured within its error."
 )
 REMEDIES = {
-    "balance": ("balancing", "TorchRec's pipeline"),
-    "prioritized": ("prioritized communication", "the balanced pipeline"),
-    "sm_free": ("SM-free transports", "prioritized over NCCL"),
-    "communication": ("fscomm: both of them", "the balanced pipeline"),
-    "all": ("all together", "TorchRec's pipeline"),
+    "balance": ("balancing", "TorchRec's pipeline", BALANCED, PIPELINED),
+    "dedup": ("index dedup", "the balanced pipeline", DEDUP, BALANCED),
+    "pinned": ("pinned, early copies of the input", "the same, copies not pinned", BALANCED, PAGEABLE),
+    "prioritized": ("prioritized communication", "the balanced pipeline", "balanced + prioritized", BALANCED),
+    "sm_free": ("SM-free transports", "prioritized over NCCL", "all", "balanced + prioritized"),
+    "communication": ("fscomm: both of them", "the balanced pipeline", "all", BALANCED),
+    "communication_dedup": ("fscomm after index dedup", "the balanced pipeline with it", "all + dedup", DEDUP),
+    "all": ("balancing and fscomm", "TorchRec's pipeline", "all", PIPELINED),
+    "all_dedup": ("balancing, index dedup and fscomm", "TorchRec's pipeline", "all + dedup", PIPELINED),
 }
-"""Gains of a verdict -> what they are called, and what they are over."""
+"""Gains of a verdict, in the order of advice -> what they are called, what they are over, and the ways that are
+compared. Those with a way that dedups are left out where it is not known how often ids repeat."""
+NOT_COUNTED = "the ids of a rank's batch were not counted"
 _OTHER = 1.2
 _DRAWS = 40
 _WITHIN = (5, 95)
@@ -51,8 +60,6 @@ _MOSTLY = 0.9  # share of colliding rows that leaves next to nothing to send ear
 _EVEN = 0.02  # share of time that is next to nothing
 _DEAR = 0.03  # share of a step above which a fixed cost is named
 _AS_SHORT = 0.01  # steps in fewer parts are best if they are longer by this share at most
-_LADDER = (PIPELINED, BALANCED, "balanced + prioritized", "all")
-_RUNGS = ("balance", "prioritized", "sm_free")
 _UNCERTAIN = ("dim", "flops", "compute_ms", "dense_parameters")  # of a workload; lengths and rows were counted
 
 
@@ -104,7 +111,14 @@ def simulate(
     load = at_ranks(load, samples, counts, method=(profile.get("recommended") or {}).get("method", "fbs+swap"))
     points = predict(hardware, load, ranks=counts)
     counted = profile.get("collisions") is not None
-    answer = verdict(hardware, load, ranks=counts[-1], collisions=counted, waiting=waiting)
+    answer = verdict(
+        hardware,
+        load,
+        ranks=counts[-1],
+        collisions=counted,
+        waiting=waiting,
+        uncounted=uncounted(profile, load, dim=dim),
+    )
     divided = in_parts(hardware, load, ranks=counts, parts=parts) if parts else []
     answer["why"] += [_about_parts(one, part_cost(load)) for one in divided if one["ranks"] == answer["ranks"]]
     return {
@@ -182,15 +196,18 @@ def gains(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def verdict(
-    hardware: Hardware, load: Workload, *, ranks: int, collisions: bool, waiting: Waiting | None = None
-) -> dict[str, Any]:
-    """{ranks, gains, pays, why, touched}. `collisions`: they were counted, not assumed.
+    hardware: Hardware, load: Workload, *, ranks: int, collisions: bool, waiting: Waiting | None = None,
+    uncounted: str = NOT_COUNTED,
+) -> dict[str, Any]:  # fmt: skip
+    """{ranks, gains, pays, why, touched, duplicates, first, copies}. `collisions`: they were counted, not assumed.
+    `uncounted`: why it is not known how often ids repeat within a rank's batch; empty if it is.
 
-    `gains`: balance, prioritized and sm_free over the rung below, communication (both of them) over the balanced
-    pipeline, and `all` over TorchRec's: {value, low, high}, shares of samples per second. `pays`: remedy -> "yes",
-    "no", "little" below 10 %, "unsure" where the interval holds both 0 and more than that. `why`: sentences about what
-    decides. `touched`: shares of a balanced step, {exposed, overlapped}: communication that compute waits for, and
-    what of it fscomm overlaps.
+    `gains`: REMEDIES -> {value, low, high}, shares of samples per second. `pays`: remedy -> "yes", "no", "little" below
+    10 %, "unsure" where the interval holds both 0 and more than that. `why`: sentences about what decides. `touched`:
+    shares of a balanced step, {exposed, overlapped}: communication that compute waits for, and what of it fscomm
+    overlaps. `duplicates`: {share, unknown}: of the ids of a rank's batch that occur in it before, None where `unknown`
+    says why. `first`: "dedup" if index dedup pays; `touched` is then of a step that has it. `copies`: {bytes,
+    pageable_ms, pinned_ms} of a rank's batch to its GPU.
     """
     generator = np.random.default_rng(0)
     drawn = []
@@ -199,16 +216,26 @@ def verdict(
         if waiting is not None:
             lost = {(ranks, method): share for method, share in waiting.draw(generator).items()}
             other = dataclasses.replace(other, time_lost=lost)
-        drawn.append(_gains(machine, other, ranks, errors))
+        drawn.append(_gains(machine, other, ranks, errors, dedup=not uncounted))
     gains, pays = {}, {}
-    for name, value in _gains(hardware, load, ranks, dict.fromkeys(MODEL, 1.0)).items():
+    for name, value in _gains(hardware, load, ranks, dict.fromkeys(MODEL, 1.0), dedup=not uncounted).items():
         low, high = np.percentile([one[name] for one in drawn], _WITHIN).tolist()
         low, high = min(low, value), max(high, value)
         gains[name] = {"value": value, "low": low, "high": high}
         pays[name] = _pays(value, low, high)
-    touched = _touched(hardware, load, ranks)
-    why = list(_why(hardware, load, ranks, touched))
-    return {"ranks": ranks, "gains": gains, "pays": pays, "why": why, "touched": touched}
+    first = "dedup" if pays.get("dedup") in ("yes", "little") and gains["dedup"]["value"] > _WORTH else None
+    before, after = (DEDUP, "all + dedup") if first else (BALANCED, "all")
+    touched = _touched(hardware, load, ranks, before, after)
+    size = batch_bytes(load)
+    return {
+        "ranks": ranks, "gains": gains, "pays": pays, "why": list(_why(hardware, load, ranks, touched, before)),
+        "touched": touched, "first": first,
+        "duplicates": {"share": None if uncounted else 1 - load.distinct, "unknown": uncounted or None},
+        "copies": {"bytes": size, **{
+            f"{name}_ms": size / (speed * 1e6)
+            for name, speed in (("pageable", hardware.pageable), ("pinned", hardware.pcie))
+        }},
+    }  # fmt: skip
 
 
 def _pays(value: float, low: float, high: float) -> str:
@@ -219,21 +246,28 @@ def _pays(value: float, low: float, high: float) -> str:
     return "yes" if low > _WORTH else "unsure"
 
 
-def _gains(hardware: Hardware, load: Workload, ranks: int, errors: Mapping[bool, float]) -> dict[str, float]:
-    """`errors`: prioritized or not -> what exposed time is multiplied by."""
-    steps = []
-    for name in _LADDER:
+def _gains(
+    hardware: Hardware, load: Workload, ranks: int, errors: Mapping[bool, float], *, dedup: bool
+) -> dict[str, float]:
+    """`errors`: prioritized or not -> factor of exposed time. `dedup`: also the gains of ways that dedup."""
+
+    @functools.cache
+    def step_ms(name: str) -> float:
         found, error = step(hardware, load, name, ranks=ranks), errors[BY_NAME[name].prioritized]
-        steps.append(found["step_ms"] + (error - 1) * found["bubbles"]["exposed_ms"])
-    rungs = {name: before / after - 1 for name, before, after in zip(_RUNGS, steps, steps[1:], strict=False)}
-    return {**rungs, "communication": steps[1] / steps[-1] - 1, "all": steps[0] / steps[-1] - 1}
+        return float(found["step_ms"] + (error - 1) * found["bubbles"]["exposed_ms"])
+
+    return {
+        remedy: step_ms(before) / step_ms(after) - 1
+        for remedy, (_, _, after, before) in REMEDIES.items()
+        if dedup or not BY_NAME[after].dedup
+    }
 
 
-def _touched(hardware: Hardware, load: Workload, ranks: int) -> dict[str, float]:
+def _touched(hardware: Hardware, load: Workload, ranks: int, before: str, after: str) -> dict[str, float]:
     """{exposed, overlapped} of a verdict, as if fscomm itself took no time of the training thread."""
-    before = step(hardware, load, BALANCED, ranks=ranks)
-    after = step(dataclasses.replace(hardware, own_cost=0.0), load, "all", ranks=ranks)
-    exposed, left = (found["bubbles"]["exposed_ms"] / before["step_ms"] for found in (before, after))
+    without = step(hardware, load, before, ranks=ranks)
+    found = step(dataclasses.replace(hardware, own_cost=0.0), load, after, ranks=ranks)
+    exposed, left = (one["bubbles"]["exposed_ms"] / without["step_ms"] for one in (without, found))
     return {"exposed": exposed, "overlapped": max(exposed - left, 0.0)}
 
 
@@ -270,8 +304,9 @@ def moved(
     return machine, other, {prioritized: within(factor) for prioritized, factor in MODEL.items()}
 
 
-def _why(hardware: Hardware, load: Workload, ranks: int, touched: Mapping[str, float]) -> Iterator[str]:
-    """Sentences about what decides, as numbers of this data."""
+def _why(hardware: Hardware, load: Workload, ranks: int, touched: Mapping[str, float], way: str) -> Iterator[str]:
+    """Sentences about what decides, as numbers of this data. `way`: what fscomm is compared with."""
+    of_step = "a balanced step with index dedup" if BY_NAME[way].dedup else "a balanced step"
     before, after = load.time_lost[ranks, UNPACKED], load.time_lost[ranks, PACKED]
     if before < _EVEN:
         yield f"Ranks are even already: stragglers cost {before:.1%} of the compute time."
@@ -283,13 +318,13 @@ def _why(hardware: Hardware, load: Workload, ranks: int, touched: Mapping[str, f
     exposed, overlapped = touched["exposed"], touched["overlapped"]
     collision = load.collision(ranks)
     if exposed < _EVEN:
-        yield f"Links are fast for these steps: {exposed:.1%} of a balanced step is exposed communication."
+        yield f"Links are fast for these steps: {exposed:.1%} of {of_step} is exposed communication."
     else:
         yield (
-            f"{exposed:.1%} of a balanced step is exposed communication, and fscomm can overlap {overlapped:.1%} of "
+            f"{exposed:.1%} of {of_step} is exposed communication, and fscomm can overlap {overlapped:.1%} of "
             "the step: not the dense all-reduce, nor ids, nor rows that collide."
         )
-    step_ms = step(hardware, load, BALANCED, ranks=ranks)["step_ms"]
+    step_ms = step(hardware, load, way, ranks=ranks)["step_ms"]
     if hardware.own_cost > _DEAR * step_ms:
         yield (
             f"Steps are short: prioritized communication itself takes {hardware.own_cost:g} ms of "

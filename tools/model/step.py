@@ -46,7 +46,9 @@ class Way:
     sm_free: bool = False
     """Exchanges that overlap with compute use no streaming multiprocessors. Other exchanges run over NCCL."""
     dedup: bool = False
-    """A rank adds up the gradients of a row and sends one, as with TorchRec's index deduplication."""
+    """TorchRec's index dedup: a rank sends each distinct id once, receives its row once, and sends one gradient."""
+    pageable: bool = False
+    """The training thread copies each batch to the GPU from memory that is not pinned."""
     parts: int = 1
     """So many parts of a step are computed one after another."""
 
@@ -57,11 +59,18 @@ PIPELINED = "sparse dist"
 BALANCED = "balanced + sparse dist"
 """What everybody can have without fscomm: the way that gains of communication are measured against."""
 
+DEDUP = "balanced + sparse dist + dedup"
+"""The same with index dedup, which TorchRec has: what fscomm adds to where ids repeat within a batch."""
+
+PAGEABLE = "balanced + sparse dist, pageable"
+PLAIN_DEDUP = "plain + dedup"
+
 WAYS = (
     Way(name="plain"),
     Way(name=PIPELINED, ids_ahead=True),
     Way(name="balanced", balanced=True),
     Way(name=BALANCED, balanced=True, ids_ahead=True),
+    Way(name=DEDUP, balanced=True, ids_ahead=True, dedup=True),
     Way(name="prioritized", ids_ahead=True, prioritized=True),
     Way(name="sm-free", ids_ahead=True, prioritized=True, sm_free=True),
     Way(name="all", balanced=True, ids_ahead=True, prioritized=True, sm_free=True),
@@ -71,7 +80,12 @@ WAYS = (
 
 BY_NAME = {
     way.name: way
-    for way in (*WAYS, Way(name="balanced + prioritized", balanced=True, ids_ahead=True, prioritized=True))
+    for way in (
+        *WAYS,
+        Way(name=PLAIN_DEDUP, dedup=True),
+        Way(name=PAGEABLE, balanced=True, ids_ahead=True, pageable=True),
+        Way(name="balanced + prioritized", balanced=True, ids_ahead=True, prioritized=True),
+    )
 }
 """All ways that are known."""
 

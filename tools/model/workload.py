@@ -20,6 +20,7 @@ PAPER_COLLISION = 0.12
 METHODS = (UNPACKED, PACKED)
 """How batches come to ranks: as they are dealt, or by the recommended method."""
 CHANNELS, LAYERS, DENSE_PARAMETERS = 512, 4, 50_000_000
+FIELDS = 3.0  # aligned sequences of a history (item, action, time)
 # A pair of events takes two products of `channels` multiply-adds forward and twice that backward, in every
 # layer.
 FLOPS_PER_COST = 12 * CHANNELS * LAYERS
@@ -40,6 +41,10 @@ class Workload:
     """Exchanged per event: the embedding dimensions of all its fields together."""
     ids: float = number("per event", default=1.0)
     """Looked up per event."""
+    value_bytes: float = number("bytes", most=4, default=4.0)
+    """Of an exchanged value of a row or a gradient: 2 with communication quantised to fp16 or bf16."""
+    fields: float = number("values per event", default=FIELDS)
+    """8 bytes each: of a batch, copied to the GPU; of samples that balancing moves between hosts."""
     dense_parameters: float = number("", zero=True)
     compute_ms: float | None = number("ms per rank and step", zero=True, default=None)
     """Of forward and backward of a mean rank, without `fixed_ms`; None: it follows from `flops`."""
@@ -140,6 +145,7 @@ def workload(
         "cost": (cost_model(cost), of_cost),
         "dim": (exchanged, of_exchanged),
         "ids": (ids, of_exchanged),
+        "fields": _fields(profile, name, max_length),
         "events": (batch_size * histogram.mean, "profile: its lengths, cut to max_length"),
         "dense_parameters": (DENSE_PARAMETERS, "assumed"),
         "flops": (operations, "" if calibration else "assumed: from channels and layers"),
@@ -202,6 +208,42 @@ def mean_lengths(profile: Mapping[str, Any], max_length: int | None) -> dict[str
                     histogram = histogram.clipped(max_length)
                 found[column] = histogram.mean
     return found
+
+
+def _fields(profile: Mapping[str, Any], sequence: str, max_length: int) -> tuple[float, str]:
+    """(values of a batch for each event of `sequence`, source); a batch has at least `FIELDS`, profiled or not."""
+    means = mean_lengths(profile, max_length)
+    counted = sum(means.values()) / means[sequence]
+    if counted > FIELDS:
+        return counted, "profile: its list columns"
+    return FIELDS, "assumed: item, action and time of an event"
+
+
+def uncounted(profile: Mapping[str, Any], load: Workload, *, dim: Any = None) -> str:
+    """Why the profile does not say how often ids repeat within a rank's batch of `load`, and what would.
+
+    Empty if it does. `dim`: as of `workload`.
+    """
+    collisions, dims = profile.get("collisions"), profile.get("dims") if dim is None else dim
+    if collisions is not None and collisions.get("ranks") == 1:
+        return "one rank exchanges nothing"
+    if collisions is None or not any((collisions.get("bytes") or {}).values()):
+        return (
+            "the ids of a rank's batch were not counted. Name a column of integer ids with --ids, and enough files for "
+            "two global batches"
+        )
+    if collisions["batch_size"] != load.batch_size:
+        return (
+            f"ids were counted in batches of {collisions['batch_size']:,} samples a rank, which repeat other shares of "
+            f"their ids than {load.batch_size:,}. Profile more files, or with that --batch-size"
+        )
+    others = sorted(set(dims) - {collisions["column"]}) if isinstance(dims, Mapping) else []
+    if others:
+        return (
+            f"ids were counted in {collisions['column']} only, and rows of {', '.join(others)} are exchanged, too. Run "
+            "`freescale collisions` for each column"
+        )
+    return ""
 
 
 def _counted(collisions: Mapping[str, Any] | None) -> dict[str, tuple[Any, str]]:

@@ -1,16 +1,23 @@
-"""One answer: a sentence for each remedy, from what a profile has predicted. Pure."""
+"""One answer: a sentence for each remedy, from what a profile has predicted. Pure.
+
+What TorchRec and PyTorch have themselves comes before fscomm: index dedup, then pinned copies of the input.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from freescale_tools.report.numbers import count, percent, short, signed
+from freescale_tools.report.numbers import count, milliseconds, percent, short, signed, size
 
 _BLOCKED = 0.8  # of what ranks wait, if single samples cause it: then balancing waits for shorter histories
 
 
 def answer(document: Mapping[str, Any]) -> list[dict[str, str]]:
-    """{remedy, pays, said} of balancing, fscomm, both, and of a cut where single histories outweigh a rank."""
-    return [*_balance(document), *_cut(document), *_fscomm(document), *_both(document)]
+    """{remedy, pays, said} of each remedy, in the order to try them; of a cut where single histories outweigh ranks.
+
+    `pays` of index dedup is "unknown" where it was not counted how often ids repeat.
+    """
+    remedies = (_balance, _cut, _dedup, _pinned, _fscomm, _both)
+    return [one for remedy in remedies for one in remedy(document)]
 
 
 def blocked(advice: Mapping[str, Any]) -> bool:
@@ -70,20 +77,53 @@ def _cut(document: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     yield {"remedy": "cut", "pays": pays, "said": f"Cut at {count(cut['max_length'])}: {pays}, {price}."}
 
 
+def _dedup(document: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    verdict = document["simulation"]["verdict"]
+    share, unknown = verdict["duplicates"]["share"], verdict["duplicates"]["unknown"]
+    if unknown:
+        yield {"remedy": "dedup", "pays": "unknown", "said": f"Index dedup: unknown, {unknown}."}
+        return
+    pays, repeated = verdict["pays"]["dedup"], f"{percent(share)} of the ids of a rank's batch are duplicates"
+    if verdict["first"] == "dedup":
+        said = (
+            f"Index dedup: {pays}, {_gain(document, 'dedup')} over balanced batches: {repeated}. Turn it on first: "
+            "EmbeddingCollectionSharder(use_index_dedup=True)."
+        )
+    else:
+        said = f"Index dedup: {pays}, {_gain(document, 'dedup')}: {repeated}."
+    yield {"remedy": "dedup", "pays": pays, "said": said}
+
+
+def _pinned(document: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    verdict = document["simulation"]["verdict"]
+    pays, copies = verdict["pays"]["pinned"], verdict["copies"]
+    said = (
+        f"Pinned copies: {pays}, {_gain(document, 'pinned')} for a loop without: {size(copies['bytes'])} of a batch "
+        f"take {milliseconds(copies['pageable_ms'])} to the GPU. With pin_memory=True they take "
+        f"{milliseconds(copies['pinned_ms'])}, which overlap with compute if the batch is copied one step ahead."
+    )
+    yield {"remedy": "pinned", "pays": pays, "said": said}
+
+
 def _fscomm(document: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     simulation = document["simulation"]
     verdict = simulation["verdict"]
-    pays, touched = verdict["pays"]["communication"], verdict["touched"]
+    after = verdict["first"] == "dedup"
+    remedy = "communication_dedup" if after else "communication"
+    pays, touched = verdict["pays"][remedy], verdict["touched"]
     counted = "" if document["collisions"] else ", if 12 % of the rows collide as the paper's do: they were not counted"
     yield {
         "remedy": "fscomm", "pays": pays,
-        "said": f"fscomm: {pays}, {_gain(document, 'communication')}: {percent(touched['exposed'])} of a balanced step "
-        f"is exposed communication on {short(simulation['hardware']['name'])}, and fscomm can overlap "
+        "said": f"fscomm: {pays}, {_gain(document, remedy)}{' after index dedup' if after else ''}: "
+        f"{percent(touched['exposed'])} of a balanced step{' with it' if after else ''} is exposed communication on "
+        f"{short(simulation['hardware']['name'])}, and fscomm can overlap "
         f"{percent(touched['overlapped'])} of the step{counted}.",
     }  # fmt: skip
 
 
 def _both(document: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    pays = document["simulation"]["verdict"]["pays"]["all"]
-    said = f"Both: {pays}, {_gain(document, 'all')} over TrainPipelineSparseDist."
+    verdict = document["simulation"]["verdict"]
+    remedy, name = ("all_dedup", "All three") if verdict["first"] == "dedup" else ("all", "Both")
+    pays = verdict["pays"][remedy]
+    said = f"{name}: {pays}, {_gain(document, remedy)} over TrainPipelineSparseDist."
     yield {"remedy": "all", "pays": pays, "said": said}

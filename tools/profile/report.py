@@ -141,10 +141,11 @@ def _tiles(document: Document) -> Iterator[Tile]:
     advice, simulation = document.get("recommended"), document.get("simulation")
     if simulation:
         gain = simulation["verdict"]["gains"]["all"]
+        interval = f"{n.signed(gain['low'])} to {n.signed(gain['high'])}"
         yield Tile(
             name=f"QPS gain at {n.count(simulation['verdict']['ranks'])} ranks",
             value=n.signed(gain["value"]),
-            note=f"{n.signed(gain['low'])} to {n.signed(gain['high'])}: all remedies over TrainPipelineSparseDist",
+            note=f"{interval}: balancing and fscomm over TrainPipelineSparseDist",
         )
     if advice:
         unbalanced = n.percent(advice["time_lost_none"], advice["time_lost_none_error"])

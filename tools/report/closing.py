@@ -20,6 +20,10 @@ _TERMS = {
     "FBS + swap": (r"fbs ?\+ ?swap", "FBS, then pairs of samples change places between ranks while that helps."),
     "Global batch": ("global batch(?:es)?", "The samples of all ranks in one step."),
     "Hierarchical": ("hierarchical", "Balancing that keeps most samples on the host they are on."),
+    "Index dedup": (
+        "index dedup",
+        "TorchRec's use_index_dedup: a rank sends each distinct id of its batch, its row and its gradient once.",
+    ),
     "Length": ("lengths?", "How many events the history of a sample has."),
     "Lower bound": (
         "lower bound|bound",
@@ -31,6 +35,7 @@ _TERMS = {
     ),
     "P95": ("p95", "Of 100 values, 95 are at most this; P50 is the median."),
     "Padding": ("padding", "The empty part of a batch whose histories are all filled up to the longest."),
+    "Pinned": ("pinned|pin_memory", "Page-locked host memory, from which a GPU copies while the host does other work."),
     "Prioritized communication": ("prioritized", "Rows that compute waits for are sent first, others beside compute."),
     "QPS": ("qps", "Samples that all ranks together train per second."),
     "Rank": ("ranks?", "One process of the training job, usually one GPU."),

@@ -328,5 +328,5 @@ def test_the_answer_names_single_histories_that_cause_the_wait(tmp_path):
         "Do nothing yet: single histories cause 100.0 % of the wait, the longest has 40,000 events; "
     )
     assert "touches 0.050 % of the rows" in said
-    assert [one["remedy"] for one in others] == ["fscomm", "all"], "the cut is in the first sentence"
+    assert [one["remedy"] for one in others] == ["dedup", "pinned", "fscomm", "all"], "the cut is in the first sentence"
     assert "Do nothing yet" in shown

@@ -122,7 +122,8 @@ def test_the_fewest_parts_within_a_percent_are_best_and_the_verdict_says_so():
 
 def test_one_rank_neither_waits_nor_talks():
     for point in run_simulation(profile(), ranks=[1])["points"]:
-        assert sum(point["bubbles"].values()) == pytest.approx(0, abs=0.5)
+        # Rows are looked up; with index dedup they are also copied to their occurrences.
+        assert sum(point["bubbles"].values()) == pytest.approx(0, abs=1.0 if "dedup" in point["way"] else 0.5)
 
 
 def test_the_papers_shares_and_what_a_wrong_model_costs():

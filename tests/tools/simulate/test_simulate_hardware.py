@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from freescale_tools.console.errors import UsageError
-from freescale_tools.model.durations import PART, all_reduce, exchange, shares_of_first, work
+from freescale_tools.model.durations import PART, UNIQUE, all_reduce, exchange, shares_of_first, work
 from freescale_tools.model.hardware import bundled, load_hardware, numbers, parameters
-from freescale_tools.model.step import WAYS
+from freescale_tools.model.step import BALANCED, BY_NAME, DEDUP, PAGEABLE
 from freescale_tools.model.workload import METHODS, Workload
 
 H100 = load_hardware("h100-ib")
@@ -103,7 +103,6 @@ def test_all_reduces_share_the_adapters_of_a_host():
     assert all_reduce(dataclasses.replace(IDEAL, gpus_per_nvlink=4), 1e9, 64) == pytest.approx(2e3 * 63 / 64 / 64)
 
 
-WAY = {way.name: way for way in WAYS}
 FLAT = dataclasses.replace(IDEAL, gpus_per_host=1, gpus_per_nvlink=1, gpus_per_leaf=1)
 EVENTS, DIM, RANKS = 100_000, 64, 4
 WIRE = 4 * DIM * EVENTS * (RANKS - 1) / RANKS / (FLAT.network * 1e6)
@@ -117,7 +116,7 @@ def made(name, hardware=FLAT, *, parts=1, **changes):
         "batch_size": 8, "events": EVENTS, "flops": 1e12, "dim": DIM, "dense_parameters": 0,
         "time_lost": {(RANKS, "none"): 0.2, (RANKS, "balanced"): 0.0}, "collisions": {RANKS: 0.2},
     }  # fmt: skip
-    way = dataclasses.replace(WAY[name], parts=parts)
+    way = dataclasses.replace(BY_NAME[name], parts=parts)
     return work(hardware, Workload(**{**given, **changes}), way, ranks=RANKS)
 
 
@@ -141,12 +140,36 @@ def test_what_is_sent_of_rows_that_are_used_twice_or_collide():
     step = made("prioritized", **rows)  # a row once, the gradient of every event
     assert (step.collision.rows, step.exclusive.rows) == pytest.approx((0.2 * 0.25 * WIRE, (0.5 - 0.05) * WIRE))
     assert (step.collision.gradients, step.exclusive.gradients) == pytest.approx((0.2 * WIRE, 0.8 * WIRE))
-    step = made("all + dedup", **rows)
-    assert step.collision.gradients == step.collision.rows == pytest.approx(0.05 * WIRE)
-    assert step.exclusive.apply == pytest.approx(0.45 * 3 * MEMORY)
     step = made("prioritized", distinct=0.1)  # colliding rows are at most all rows
     assert step.collision.rows == pytest.approx(0.1 * WIRE)
     assert step.exclusive.rows == step.exclusive.lookup == 0
+
+
+def test_what_index_dedup_sends_and_what_it_costs_the_rank_itself():
+    rows = {"distinct": 0.5, "colliding_distinct": 0.25, "ids": 2.0}
+    passes = UNIQUE * 2 * 8 * 2 * EVENTS / (FLAT.memory * 1e6)
+    for name in ("plain + dedup", DEDUP, "all + dedup"):
+        step, without = made(name, **rows), made(name.removesuffix(" + dedup"), **rows)
+        assert step.ids == pytest.approx(0.5 * without.ids)
+        assert step.id_metadata == pytest.approx(0.5 * without.id_metadata + passes)
+        if "all" not in name:  # all occurrences are copied from their row, and their gradients added up
+            whole = step.whole
+            assert whole.rows == whole.gradients == pytest.approx(0.5 * WIRE)
+            assert (whole.lookup, whole.apply) == pytest.approx(((1 + 2) * MEMORY, (1.5 + 2) * MEMORY))
+    step = made("all + dedup", **rows)
+    assert step.collision.gradients == step.collision.rows == pytest.approx(0.05 * WIRE)
+    assert step.exclusive.gradients == step.exclusive.rows == pytest.approx(0.45 * WIRE)
+    assert step.collision.lookup == pytest.approx((0.05 * 2 + 0.2 * 2) * MEMORY)
+    assert step.exclusive.apply == pytest.approx((0.45 * 3 + 0.8 * 2) * MEMORY)
+    half = made("sparse dist", value_bytes=2.0).whole  # on the link, not in memory
+    assert (half.rows, half.lookup) == pytest.approx((0.5 * WIRE, 2 * MEMORY))
+
+
+def test_copies_that_are_not_pinned_hold_up_the_training_thread():
+    pinned, pageable = made(BALANCED, fields=5.0), made(PAGEABLE, fields=5.0)
+    copied = 8 * 5 * EVENTS / (FLAT.pageable * 1e6)
+    assert pageable == dataclasses.replace(pinned, own=pinned.own + copied)
+    assert pinned.redistribute == pytest.approx(8 * 5 * EVENTS * 3 / 4 / (FLAT.host_network * 1e6))
 
 
 def test_what_first_parts_need_and_what_travels_later():

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from tools_kit import profile_of
 
+from freescale_tools.model.durations import step
 from freescale_tools.model.hardware import load_hardware
 from freescale_tools.model.simulation import _pays, simulate, verdict
-from freescale_tools.model.workload import at_ranks, samples_of, workload
+from freescale_tools.model.step import BALANCED, DEDUP, PAGEABLE
+from freescale_tools.model.workload import at_ranks, samples_of, uncounted, workload
 
 HARDWARE = load_hardware("h100-ib")
 RANKS = 16
@@ -16,9 +18,12 @@ UNEVEN = profile_of(np.random.default_rng(0).lognormal(7, 0.7, 20_000).astype(np
 EVEN = profile_of(np.full(20_000, 1000))
 
 
+def loaded(data=UNEVEN, **changes):
+    return dataclasses.replace(at_ranks(workload(data), samples_of(data), [RANKS]), **changes)
+
+
 def found(data=UNEVEN, hardware=HARDWARE, **changes):
-    load = dataclasses.replace(at_ranks(workload(data), samples_of(data), [RANKS]), **changes)
-    return verdict(hardware, load, ranks=RANKS, collisions=True)
+    return verdict(hardware, loaded(data, **changes), ranks=RANKS, collisions=True)
 
 
 def test_gains_are_of_one_rung_over_the_one_below():
@@ -121,3 +126,99 @@ def test_what_fscomm_can_overlap_is_less_than_what_is_exposed_and_next_to_nothin
     assert many["overlapped"] < 0.2 * few["overlapped"]
     (said,) = (one for one in found(collisions={RANKS: 1.0})["why"] if "exposed communication" in one)
     assert f"fscomm can overlap {many['overlapped']:.1%} of the step" in said
+
+
+def with_duplicates(distinct, hardware=HARDWARE):
+    """The verdict of a load whose ranks have `distinct` rows per event, and the milliseconds of a way."""
+    load = loaded(distinct=distinct, colliding_distinct=distinct)
+
+    def step_ms(way):
+        return step(hardware, load, way, ranks=RANKS)["step_ms"]
+
+    return verdict(hardware, load, ranks=RANKS, collisions=True, uncounted=""), step_ms
+
+
+def test_index_dedup_comes_first_where_ids_repeat_and_fscomm_is_what_it_adds_to_that():
+    answer, step_ms = with_duplicates(0.02)
+    gains = {name: one["value"] for name, one in answer["gains"].items()}
+    assert answer["duplicates"] == {"share": 0.98, "unknown": None}
+    assert (answer["first"], answer["pays"]["dedup"]) == ("dedup", "yes")
+    assert gains["dedup"] == pytest.approx(step_ms(BALANCED) / step_ms(DEDUP) - 1)
+    assert gains["communication_dedup"] == pytest.approx(step_ms(DEDUP) / step_ms("all + dedup") - 1)
+    assert gains["all_dedup"] == pytest.approx(step_ms("sparse dist") / step_ms("all + dedup") - 1)
+    assert gains["communication_dedup"] < gains["communication"], "rows and gradients that dedup takes away"
+    assert answer["gains"]["dedup"]["low"] < gains["dedup"] < answer["gains"]["dedup"]["high"]
+    exposed = step(HARDWARE, loaded(distinct=0.02, colliding_distinct=0.02), DEDUP, ranks=RANKS)["bubbles"][
+        "exposed_ms"
+    ]
+    assert answer["touched"]["exposed"] == pytest.approx(exposed / step_ms(DEDUP))
+    assert any("of a balanced step with index dedup is exposed" in one for one in answer["why"])
+
+
+def test_index_dedup_does_not_come_first_where_no_id_repeats_or_links_are_fast():
+    """A rank still sorts its ids, and copies rows to their occurrences."""
+    every, _ = with_duplicates(1.0)
+    fast, _ = with_duplicates(0.02, dataclasses.replace(HARDWARE, **FAST, id_metadata=0))
+    for answer in (every, fast):
+        assert answer["first"] is None
+        assert answer["gains"]["dedup"]["value"] < 0.005
+        assert "with index dedup" not in " ".join(answer["why"])
+
+
+def test_without_counted_ids_nothing_is_said_of_index_dedup():
+    answer = found()
+    assert not {"dedup", "communication_dedup", "all_dedup"} & answer["gains"].keys()
+    assert answer["first"] is None
+    assert answer["duplicates"]["share"] is None
+
+
+SENT = {"collision_rows": 1.0, "exclusive_rows": 2.0, "collision_gradients": 4.0, "exclusive_gradients": 8.0}
+
+
+def counted(**changes):
+    points = [{"axis": "default", "ranks": RANKS, "by_occurrence": {"mean": 0.3, "p50": 0.3, "p99": 0.3}}]
+    usual = {"column": "items", "ranks": RANKS, "batch_size": 128, "dim": 64, "points": points, "bytes": SENT}
+    return {**UNEVEN, "collisions": {**usual, **changes}}
+
+
+@pytest.mark.parametrize(
+    ("data", "dim", "why"),
+    [
+        (counted(), None, None),
+        (counted(), {"items": 64}, None),
+        (UNEVEN, None, "Name a column of integer ids with --ids"),
+        (counted(bytes=dict.fromkeys(SENT, 0.0)), None, "were not counted"),
+        (
+            counted(batch_size=64),
+            None,
+            "in batches of 64 samples a rank, which repeat other shares of their ids than 128",
+        ),
+        (counted(ranks=1, bytes=dict.fromkeys(SENT, 0.0)), None, "one rank exchanges nothing"),
+        (counted(), {"items": 64, "kinds": 8}, "in items only, and rows of kinds are exchanged, too"),
+    ],
+    ids=["counted", "one column", "no column", "no ids", "another batch size", "one rank", "another column"],
+)
+def test_duplicates_are_those_of_the_batches_and_columns_that_were_counted(data, dim, why):
+    load = workload(data, batch_size=128)
+    said = uncounted(data, load, dim=dim)
+    assert (why in said) if why else said == ""
+    if why is None:
+        assert (load.distinct, load.collision(RANKS)) == (0.25, 0.3)
+
+
+def test_copies_of_the_input_are_priced_by_their_bytes():
+    answer = found()
+    load = loaded()
+    size = 8 * 3 * load.events
+    assert answer["copies"] == pytest.approx({"bytes": size, "pageable_ms": size / 3e6, "pinned_ms": size / 64e6})
+    without, pinned = (step(HARDWARE, load, way, ranks=RANKS)["step_ms"] for way in (PAGEABLE, BALANCED))
+    assert answer["gains"]["pinned"]["value"] == pytest.approx(without / pinned - 1)
+    assert without - pinned == pytest.approx(size / 3e6)
+    slow = found(hardware=dataclasses.replace(HARDWARE, pageable=0.1))
+    assert (answer["pays"]["pinned"], slow["pays"]["pinned"]) == ("little", "yes")
+
+
+def test_a_batch_has_all_list_columns_that_were_profiled():
+    columns = dict.fromkeys("abcde", next(iter(EVEN["sequences"].values())))
+    assert workload(EVEN).fields == 3
+    assert workload({**EVEN, "sequences": columns}).fields == pytest.approx(5)
