@@ -6,7 +6,7 @@ Rows stand user after user, in the order of time. Items have an artist and an al
 
 The reference publishes these numbers of its preprocessed log: events of a user 2,695 in the median, 4,763 in the mean,
 27,738 at most; 61.3 % of the events are listens of at least half, 35.9 % other listens, 1.9 % likes; 9.39 M items,
-1.29 M artists, 3.37 M albums, 300 days. All of them hold here, whatever the number of events. Not published, and chosen:
+1.29 M artists, 3.37 M albums, 300 days. They hold here, whatever the number of events. Not published, and chosen:
 users differ in how many listens they finish and how often they like, such that a sample of DLRMv4 has about 2,663
 events, as in the reference (with equal users it would have 2,900); items are as popular as one over their rank; times
 are uniform, and an album may be of another artist.

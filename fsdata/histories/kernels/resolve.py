@@ -80,7 +80,10 @@ def _gather(target, column, begin, places, itemsize, cached):
 
 @kernel
 def _take_the_same_rows(columns, f, other):
-    """Whether two columns of a block have the same ids and the same dimension table, and int64 of 4 bytes in it."""
+    """Whether two columns of a block have the same ids and the same dimension table, and 4 bytes for each value in it.
+
+    The fields of one `Lookup` are of one sequence, so both have the same events.
+    """
     if columns[other, RESOLVED] == 0 or columns[other, RUNS] != columns[f, RUNS]:
         return False
     one = carray(pointer(columns[f, RESOLVED]), (SIZE,), np.int64)
@@ -145,9 +148,7 @@ def gather_fields(columns, block, start, length, itemsize, target):
                         near[f] = fetch(ids_at, column, begin, values, id_bytes, near[f])
                     lookups.find_rows(ids[:values], lookup)
                 other = fields[i + 1] if i + 1 < number else f
-                # The two fields are of one sequence: otherwise their rows begin elsewhere or have other lengths.
-                alike = other != f and start[other, n] == start[f, n] and length[other, n] == values
-                if alike and size == itemsize[other] == 8 and _take_the_same_rows(columns[block[n]], f, other):
+                if other != f and size == itemsize[other] == 8 and _take_the_same_rows(columns[block[n]], f, other):
                     second = carray(pointer(columns[block[n], other, RESOLVED]), (SIZE,), np.int64)
                     lookups.take_two(to[f], ids[:values], lookup, to[other], second[LOOKUP:])
                     to[other] += values * size
