@@ -42,7 +42,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from fscomm.pipeline import TrainPipelineFreeScale
 from fsdata import AsOf, Batch, FreeScaleDataLoader, Lookup, ParquetSource, Schema, Sequence, cross
 
-ITEMS, ARTISTS, ALBUMS, USERS, WIDTH, LAYERS, BATCH, DAY, DAYS = 5_000, 300, 900, 200, 16, 3, 32, 86_400, 4
+ITEMS, ARTISTS, ALBUMS, USERS, WIDTH, LAYERS, BATCH, DAY, DAYS = 5_000, 300, 900, 1_500, 16, 3, 32, 86_400, 4
 HISTORY = 96  # for 4,086 of the reference, and so with every other length
 SCAN, MEDIAN, MOST = (round(HISTORY * each / 4_086) for each in (20_000, 2_695, 27_738))
 TRAINED, EVERY, GOAL = 0.9, 0.1, 0.75  # share of the users; evaluate every share of the samples, until this AUC
