@@ -72,15 +72,17 @@ def event_log() -> None:
             "short scan with users from their first listen on."
         )
     _costs(lambda what: found[sizes[-1], what])
-    seconds = [
-        sum(row["FreeScale"] for row in log.rows if row["unit"] == "s" and row["events"] == events) for events in sizes
-    ]
-    each = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
-    say(
-        f"From the two largest, another billion events takes {1e9 * each / 60:,.0f} minutes on these two cores, so "
-        f"Yambda's 4.8 billion about {4.8e9 * each / 3600:.1f} hours. Memory follows the size of a bucket, and the "
-        "table of 9.39 million items."
-    )
+    if len(sizes) > 1:
+        seconds = [
+            sum(row["FreeScale"] for row in log.rows if row["unit"] == "s" and row["events"] == events)
+            for events in sizes
+        ]
+        each = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+        say(
+            f"From the two largest, another billion events takes {1e9 * each / 60:,.0f} minutes on these two cores, so "
+            f"Yambda's 4.8 billion about {4.8e9 * each / 3600:.1f} hours. Memory follows the size of a bucket, and the "
+            "table of 9.39 million items."
+        )
 
 
 def _costs(row: Callable[[str], dict[str, Any]]) -> None:
@@ -98,12 +100,11 @@ def _costs(row: Callable[[str], dict[str, Any]]) -> None:
         for order in ("user order", "shuffled")
     )
     say(
-        f"One core feeds 8 B200, which train 12,969 samples a second together, 1,621 each: their samples take "
-        f"{user['cores']:.2f} of a core in user order and {shuffled['cores']:.2f} shuffled, with the largest log. Of "
+        f"8 B200 train 12,969 samples a second together, 1,621 each: all of these take {user['cores']:.2f} cores in "
+        f"user order and {shuffled['cores']:.2f} shuffled, with the largest log. Of "
         f"{short(user['all'])} ms for 1,000 samples in user order, {short(user['copy'])} ms are what copying takes of "
         f"as many values from histories without pools; with pools, but without look-ups and crosses, samples take "
-        f"{short(user['pools'])} ms. The rest is nearly all look-ups of artists and albums: the 2,663 items of a "
-        "history lie on as many pages of a table of 75 MB, more than a processor translates at once."
+        f"{short(user['pools'])} ms. The rest is nearly all look-ups of artists and albums, in a table of 75 MB."
     )
     plain, shared = (
         {
@@ -113,8 +114,8 @@ def _costs(row: Callable[[str], dict[str, Any]]) -> None:
         for way in ("without", "with")
     )
     say(
-        f"Where histories have no gaps, `share` copies {short(shared['events'])} in place of "
-        f"{short(plain['events'])} events for a sample in user order, in {short(shared['time'])} in place of "
+        f"Where histories have no gaps, `share` copies {shared['events']:,.0f} in place of "
+        f"{plain['events']:,.0f} events for a sample in user order, in {short(shared['time'])} in place of "
         f"{short(plain['time'])} ms of 1,000."
     )
 
@@ -122,5 +123,7 @@ def _costs(row: Callable[[str], dict[str, Any]]) -> None:
 def _both(row: dict[str, Any] | None) -> str | None:
     if row is None:
         return None
-    ours, theirs = row["FreeScale"], row["numpy, one by one"]
-    return f"{short(ours)}{'' if theirs is None else f' / {short(theirs)}'} {row['unit']}"
+    digits = ",.0f" if row["unit"] == "" else ".1f" if "duplicates" in row["what"] else None
+    numbers = [each for each in (row["FreeScale"], row["numpy, one by one"]) if each is not None]
+    texts = [short(each) if digits is None else format(each, digits) for each in numbers]
+    return f"{' / '.join(texts)} {row['unit']}".rstrip()
