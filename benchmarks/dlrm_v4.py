@@ -2,10 +2,12 @@
 
 1. `--events N`: a synthetic log (see `eventlog.log`). `freescale histories` makes the table, and a loader opens it on
    disk. Seconds and peak memory (without pages of mapped files, which the system reclaims when it needs them).
-2. `--check`: every sample of the log is compared with that of `eventlog.per_sample`, for both pool strategies and
-   several caps.
-3. Processor time for 1,000 samples, of FreeScale and of numpy, over the same samples.
-4. Straggler share at 64 simulated ranks, dealt in the order of time and balanced.
+2. `--check`: every sample of the log is compared with that of `eventlog.per_sample`, under the rules of DLRMv4 and
+   three others.
+3. Processor time for 1,000 samples, of FreeScale and of numpy, user after user (the order of the reference) and
+   shuffled; of it, what takes as long with the plainest histories; what `share` would save where it applies.
+4. How many item ids of a rank's batch are duplicates, in three orders.
+5. Straggler share at 64 simulated ranks, dealt in the order of time and balanced.
 
 Run: python benchmarks/dlrm_v4.py --events 1000000 --events 10000000 --events 100000000 --check
 """
@@ -16,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,12 @@ from torch.utils.data import DataLoader, Dataset
 from fsdata import FreeScaleDataLoader, ParquetSource, Polynomial, Schema, pack
 
 COLUMNS = ["events", "what", "FreeScale", "numpy, one by one", "unit"]
-RULES = Rules(scan=20_000, cap=682, most=2048)
-CHECKED = (Rules(), Rules(cap=1, most=4086), Rules(cap=4086, most=4086), Rules(cap=None, most=300), Rules(scan=50))
+RULES = Rules()
+CHECKED = (RULES, Rules(cap=None), Rules(cap=4_086), Rules(scan=50, cap=9, most=20, min_history=0))
 SAMPLES, BATCH = 20_000, 250
+ORDERS: dict[str, dict[str, Any]] = {"user order": {}, "shuffled": {"shuffle": True}}
+NODE, NODE_BATCH, NODE_SAMPLES_S = 8, 1_024, 12_969  # the reference on 8 B200: ranks, samples of one, of all a second
+EFFECTIVE = 2_663  # events of a sample of the reference, in the mean
 RANKS, PER_RANK = 64, 128
 MOST_CHECKED = 2_000_000
 BUCKET_EVENTS = 12_000_000
@@ -71,17 +77,20 @@ def main() -> None:
             made = log.write(folder, events)
             rows += built(folder, made["events"])
             rows += samples(folder, made["events"])
+            rows += sharing(folder, made["events"])
+            rows += duplicates(folder, made["events"])
             rows += stragglers(folder, made["events"])
             if arguments.check and events <= MOST_CHECKED:
                 rows += checked(folder, made["events"])
     emit(
         "dlrm_v4",
-        "Samples of an event log: pools merged, two look-ups, four crosses",
+        "Samples of an event log by the rules of DLRMv4: three pools merged, two look-ups, seven crosses",
         COLUMNS,
         rows,
         notes=[
             "One by one: numpy over flat arrays in memory, in one process, or in the workers of a DataLoader.",
             "Memory: without pages of mapped files.",
+            "Cores: at the processor time of 1,000 samples, without the time of the training loop.",
         ],
         results=arguments.results,
         data="synthetic log in the shape of Yambda's",
@@ -114,34 +123,47 @@ def measured(work: str, *arguments: Any) -> tuple[float, float]:
 
 
 def samples(folder: Path, events: int) -> list[list[Any]]:
-    """Processor time for 1,000 samples, shuffled. Of numpy: a hundredth of them."""
-    flat = Log(folder)
-    ours, number, of_events = processor_ms(fast.source(folder, RULES), fast.schema(RULES))
-    copied, *_ = processor_ms(*fast.five_fields(folder, RULES, of_events // number))
-    anchors = np.random.default_rng(0).choice(flat.anchors(RULES), min(SAMPLES // 4, number), replace=False)
-    begin = time.process_time()
-    for first in range(0, len(anchors), BATCH):
-        collate([flat.sample(anchor, RULES) for anchor in anchors[first : first + BATCH].tolist()])
-    theirs = 1e6 * (time.process_time() - begin) / len(anchors)
-    begin, of_workers = time.process_time(), _of_children()
-    for _ in DataLoader(OneByOne(flat, anchors), batch_size=BATCH, num_workers=2, collate_fn=tensors):
-        pass
-    with_workers = 1e6 * (time.process_time() - begin + _of_children() - of_workers) / len(anchors)
-    what = f"processor time of 1,000 samples of {of_events / number:,.0f} events in the mean"
-    return [
-        [events, what, ours, theirs, "ms"],
-        [events, f"{what}, with 2 workers", ours, with_workers, "ms"],
-        [events, "of it, copying five fields of as many events", copied, None, "ms"],
-    ]
+    """Processor time for 1,000 samples in both orders. Of numpy: a hundredth of them."""
+    flat, rows = Log(folder), []
+    for order, options in ORDERS.items():
+        ours, number, of_events = processor_ms(fast.source(folder, RULES), fast.schema(RULES), options)
+        plain, *_ = processor_ms(*fast.without_lookups(folder, RULES), options)
+        copied, *_ = processor_ms(*fast.five_fields(folder, RULES, of_events // number), options)
+        anchors = flat.anchors(RULES)
+        few = min(SAMPLES // 4, len(anchors) // 2)
+        chosen = np.random.default_rng(0).choice(anchors, few, replace=False) if options else anchors[few : 2 * few]
+        begin = time.process_time()
+        for first in range(0, len(chosen), BATCH):
+            collate([flat.sample(anchor, RULES) for anchor in chosen[first : first + BATCH].tolist()])
+        theirs = 1e6 * (time.process_time() - begin) / len(chosen)
+        begin, of_workers = time.process_time(), _of_children()
+        for _ in DataLoader(OneByOne(flat, chosen), batch_size=BATCH, num_workers=2, collate_fn=tensors):
+            pass
+        with_workers = 1e6 * (time.process_time() - begin + _of_children() - of_workers) / len(chosen)
+        rows += [
+            [events, f"{order}: events of a sample", of_events / number, None, ""],
+            [events, f"{order}: processor time of 1,000 samples", ours, theirs, "ms"],
+            [events, f"{order}: the same, numpy with 2 workers", ours, with_workers, "ms"],
+            [events, f"{order}: without look-ups and crosses", plain, None, "ms"],
+            [events, f"{order}: copying five fields of as many events", copied, None, "ms"],
+            [
+                events,
+                f"{order}: cores for the {NODE_SAMPLES_S:,} samples/s of {NODE} B200",
+                NODE_SAMPLES_S * ours / 1e6,
+                NODE_SAMPLES_S * with_workers / 1e6,
+                "cores",
+            ],
+        ]
+    return rows
 
 
-def processor_ms(source: ParquetSource, schema: Schema) -> tuple[float, int, int]:
-    """(milliseconds of processor time for 1,000 samples, shuffled; samples, and their events).
+def processor_ms(source: ParquetSource, schema: Schema, options: dict[str, Any]) -> tuple[float, int, int]:
+    """(milliseconds of processor time for 1,000 samples; samples, and their events, shared ones once).
 
     In the middle of an epoch: at its start a loader reads a shuffle window ahead, whose rows are no samples yet.
     """
-    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_threads": 1, "prefetch": 0}
-    with FreeScaleDataLoader(source, schema, **options) as loader:
+    given: dict[str, Any] = {"batch_size": BATCH, "num_threads": 1, "prefetch": 0, **options}
+    with FreeScaleDataLoader(source, schema, **given) as loader:
         batches = iter(loader)
         for _ in range(min(SAMPLES // BATCH, len(loader) // 2)):
             next(batches)
@@ -152,6 +174,43 @@ def processor_ms(source: ParquetSource, schema: Schema) -> tuple[float, int, int
                 break
         spent = time.process_time() - begin
     return 1e6 * spent / number, number, of_events
+
+
+def sharing(folder: Path, events: int) -> list[list[Any]]:
+    """What `Sequence(share=...)` saves in user order. It needs histories without gaps, so not those of three pools."""
+    rows = []
+    for share, title in ((None, "without share"), ("uid", "with share")):
+        source, schema = fast.five_fields(folder, RULES, EFFECTIVE, share=share)
+        spent, number, of_events = processor_ms(source, schema, {})
+        what = f"the last {EFFECTIVE:,} events of any kind, user order, {title}"
+        rows += [
+            [events, f"{what}: processor time of 1,000 samples", spent, None, "ms"],
+            [events, f"{what}: events copied for a sample", of_events / number, None, ""],
+        ]
+    return rows
+
+
+def duplicates(folder: Path, events: int) -> list[list[Any]]:
+    """How many item ids of a rank's batch are duplicates: the mean of 8 batches of rank 0."""
+    rows = []
+    orders: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "user order": ({}, {}),
+        "user order inside of days": ({"time_window": log.DAY}, {}),
+        "shuffled": ({}, {"shuffle": True}),
+    }
+    for order, (of_source, options) in orders.items():
+        source, schema = fast.items_alone(folder, RULES, **of_source)
+        options = {"batch_size": NODE_BATCH, "drop_last": True, "rank": 0, "world_size": NODE, **options}
+        shares = []
+        with FreeScaleDataLoader(source, schema, num_threads=1, **options) as loader:
+            loader.set_epoch((loader.windows or 0) // 2)
+            for batch in islice(loader, 8):
+                items = batch.features["item"].values()
+                shares.append(100 * (1 - len(items.unique()) / len(items)))
+        if shares:
+            what = f"item ids of a batch that are duplicates, {NODE} ranks of {NODE_BATCH:,} samples, {order}"
+            rows.append([events, what, float(np.mean(shares)), None, "%"])
+    return rows
 
 
 class OneByOne(Dataset[dict[str, np.ndarray]]):

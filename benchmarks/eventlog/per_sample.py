@@ -14,22 +14,26 @@ import pyarrow.parquet as pq
 from eventlog.log import LIKE, LISTEN
 from xxhash import xxh64_intdigest
 
-CROSSES = {  # name -> values, buckets, seed
-    "uid_x_artist": (("uid", "artist"), 1_000_000, 1),
-    "uid_x_album": (("uid", "album"), 1_000_000, 2),
-    "uid_x_hour": (("uid", "hour"), 1_000_000, 3),
-    "artist_x_hour": (("artist", "hour"), 100_000, 4),
+CROSSES = {  # name -> values, buckets, seed: those of the reference
+    "uid_x_artist": (("uid", "artist"), 100_000_000, 0),
+    "uid_x_album": (("uid", "album"), 40_000_000, 0),
+    "uid_x_hour": (("uid", "hour"), 24_000_000, 0),
+    "item_x_hour": (("item", "hour"), 40_000_000, 0),
+    "artist_x_hour": (("artist", "hour"), 32_000_000, 0),
+    "uid_x_organic": (("uid", "organic"), 2_000_000, 0),
+    "uid_x_artist_x_hour": (("uid", "artist", "hour"), 40_000_000, 0),
 }
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How samples are made. cap: the last events of each pool; None: `last_n`. most: of all of them together."""
+    """How samples are made; by default as in DLRMv4. cap: the last events of each pool, a third of the history; None:
+    `last_n`. most: of all of them together."""
 
     scan: int = 20_000
-    min_history: int = 10
-    cap: int | None = 682
-    most: int = 2048
+    min_history: int = 4_086
+    cap: int | None = 1_362
+    most: int = 4_086
 
 
 class Log:
@@ -66,6 +70,7 @@ class Log:
         item, own = self.item[events], self.item[anchor]
         values = {
             "uid": self.uid[anchor],
+            "item": own,
             "artist": self.artist[own],
             "album": self.album[own],
             "hour": self.ts[anchor] // 3600 % 24,

@@ -8,12 +8,15 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 from pages import ROOT
 from patience import PATIENCE_S
+from torch import Tensor, nn
 from worlds import shared_world
 
 # The others are those of test_nano.py and of tests/data/sources/test_row_source.py.
@@ -80,3 +83,31 @@ def test_served_and_the_same_losses(program: Path) -> None:
     share = re.search(r"served in training: ([0-9.]+)% of the ids", served)
     assert share is not None
     assert float(share[1]) >= 95
+
+
+def evaluated_in(rank: int, size: int, logits: list[list[float]], labels: list[list[float]]) -> tuple[float, float]:
+    """What `evaluated` of the DLRMv4 example returns on a rank that has these samples in two batches."""
+    example = runpy.run_path(str(ROOT / "examples/dlrm_v4.py"))
+
+    class Model(nn.Module):
+        def forward(self, batch: SimpleNamespace) -> tuple[None, tuple[Tensor, Tensor]]:
+            return None, (batch.logits * 2, batch.logits)
+
+    own = [torch.tensor(of[rank]).split([1, len(of[rank]) - 1] if of[rank] else [0, 0]) for of in (logits, labels)]
+    batches = [SimpleNamespace(logits=each, labels={"played": played}) for each, played in zip(*own, strict=True)]
+    return example["evaluated"](Model(), iter(batches))
+
+
+@pytest.mark.parametrize("ranks", [[5, 3], [8, 0], [1, 7]])
+def test_the_auc_is_that_of_all_pairs_of_all_ranks(ranks: list[int]) -> None:
+    """Ranks have different numbers of samples, or none; equal scores count half."""
+    scores, labels = [0.5, -1.0, 2.0, 0.5, 0.5, 3.0, -1.0, 0.25], [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    pairs = [
+        (1.0 if high > low else 0.5 if high == low else 0.0)
+        for high, played in zip(scores, labels, strict=True)
+        for low, other in zip(scores, labels, strict=True)
+        if played and not other
+    ]
+    dealt = [[of[: ranks[0]], of[ranks[0] :]] for of in (scores, labels)]
+    expected = (2 * sum(scores) / 8, sum(pairs) / len(pairs))
+    assert shared_world(2).run(evaluated_in, *dealt) == [expected, expected]

@@ -83,3 +83,14 @@ def take(target, rows, lookup, itemsize):
         to = carray(pointer(target), (len(rows),), np.int32)
         for i in range(len(rows)):
             to[i] = words[np.uint64(rows[i])]
+
+
+@kernel
+def take_two(target, rows, lookup, second_target, second):
+    """`take` for two int64 columns of 4 bytes in one table: a row that is in no cache is loaded once for both."""
+    first_words = carray(pointer(lookup[VALUES]), (1 << 60,), np.int32)
+    second_words = carray(pointer(second[VALUES]), (1 << 60,), np.int32)
+    for i in range(len(rows)):
+        row = np.uint64(rows[i])
+        stream(target + 8 * i, np.int64(first_words[row]))
+        stream(second_target + 8 * i, np.int64(second_words[row]))

@@ -78,6 +78,20 @@ def _gather(target, column, begin, places, itemsize, cached):
         _gather_int64(target, carray(pointer(at), (most,), np.uint8), places, cached)
 
 
+@kernel
+def _take_the_same_rows(columns, f, other):
+    """Whether two columns of a block have the same ids and the same dimension table, and 4 bytes for each value in it.
+
+    The fields of one `Lookup` are of one sequence, so both have the same events.
+    """
+    if columns[other, RESOLVED] == 0 or columns[other, RUNS] != columns[f, RUNS]:
+        return False
+    one = carray(pointer(columns[f, RESOLVED]), (SIZE,), np.int64)
+    two = carray(pointer(columns[other, RESOLVED]), (SIZE,), np.int64)
+    same = one[POOLS] == two[POOLS] and one[LOOKUP + lookups.TABLE] == two[LOOKUP + lookups.TABLE]
+    return same and one[LOOKUP + lookups.WIDTH] == 4 and two[LOOKUP + lookups.WIDTH] == 4
+
+
 @kernel(called_with="int64[:, :, ::1], int32[::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1]")
 def gather_fields(columns, block, start, length, itemsize, target):
     """Copy the fields that at least one block resolves; `fsdata.kernels.columns.gather_fields` copies the others.
@@ -103,10 +117,11 @@ def gather_fields(columns, block, start, length, itemsize, target):
         # `merged`; the rows in the dimension table at address `table` of the ids of the column with the runs at `runs`.
         merged, runs, table = np.int64(0), np.int64(0), np.int64(0)
         begin, count, first_event = np.int64(0), np.int64(0), np.int64(0)
+        taken = np.int64(-1)  # the field whose values were copied with those of the field before it
         for i in range(number):
             f = fields[i]
             column, values, size = columns[block[n], f], length[f, n], itemsize[f]
-            if values <= 0:
+            if values <= 0 or f == taken:
                 continue
             if column[RESOLVED] == 0:
                 near[f] = fetch(to[f], column, start[f, n], values, size, near[f])
@@ -132,7 +147,14 @@ def gather_fields(columns, block, start, length, itemsize, target):
                     else:
                         near[f] = fetch(ids_at, column, begin, values, id_bytes, near[f])
                     lookups.find_rows(ids[:values], lookup)
-                lookups.take(to[f], ids[:values], lookup, size)
+                other = fields[i + 1] if i + 1 < number else f
+                if other != f and size == itemsize[other] == 8 and _take_the_same_rows(columns[block[n]], f, other):
+                    second = carray(pointer(columns[block[n], other, RESOLVED]), (SIZE,), np.int64)
+                    lookups.take_two(to[f], ids[:values], lookup, to[other], second[LOOKUP:])
+                    to[other] += values * size
+                    taken = other
+                else:
+                    lookups.take(to[f], ids[:values], lookup, size)
             to[f] += values * size
 
 

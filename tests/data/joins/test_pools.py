@@ -165,6 +165,33 @@ def test_two_tables_of_one_id(tmp_path: Path, sparse: bool) -> None:
     assert column(samples, "year") == [[years.get(event["item"], -1) for event in of] for of in expected]
 
 
+@pytest.mark.parametrize("order", ["adcb", "dabc", "acbd", "a-bc", "bc"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_neighbours_of_one_table(tmp_path: Path, order: str, sparse: bool) -> None:
+    """Two int64 fields that stand side by side are copied together: b and c of one table, but not a and d of the other,
+    as d takes 8 bytes. Both tables have the same ids. `-`: the ids themselves."""
+    log = Log.drawn(5, sparse=sparse)
+    log.write(tmp_path)
+    rows = write_requests(log, tmp_path, seed=5)
+    ids = sorted(log.items)
+    values = {name: [number * n % 101 for n in range(len(ids))] for name, number in {"a": 3, "b": 5, "c": 7}.items()}
+    values["d"] = [2**40 + n for n in range(len(ids))]
+    tables = []
+    for names in ("ad", "bc"):
+        write(tmp_path / f"{names}.parquet", {"item": ids, **{name: values[name] for name in names}})
+        default = {name: -ord(name) for name in names if name in order}
+        if default:
+            source = ParquetSource(tmp_path / f"{names}.parquet")
+            tables.append(Lookup(source, on="item", fields=tuple(default), default=default))
+    fields = tuple("item" if name == "-" else name for name in (order if "-" in order else f"{order}-"))
+    source = ParquetSource(tmp_path / "rows.parquet", join=[as_of(tmp_path, cap=3), *tables])
+    samples = read_samples(source, Schema(sequences=(Sequence("uih", fields=(*fields, "ts", "pools"), max_length=9),)))
+    seen = [[event["item"] for event in log.history(*place, cap=3)] for place in rows]
+    for name in set(order) & set(values):
+        by_id = dict(zip(ids, values[name], strict=True))
+        assert column(samples, name) == [[by_id.get(item, -ord(name)) for item in of] for of in seen]
+
+
 def _sparse(file: Path, size: int) -> np.ndarray:
     """uint8 [size], of which the system keeps only what is written."""
     with open(file, "wb") as made:
