@@ -69,6 +69,15 @@ class AllUnits(Sequence[Unit]):
         columns = (array[own].tolist() for array in (self._source, self._group, self._start, self._stop, self._first))
         return Unit(tuple(RowRange(*values) for values in zip(*columns, strict=True)))
 
+    def ranges_of(self, numbers: np.ndarray) -> np.ndarray:
+        """int64 [4, R]: source, group, start and stop of the ranges of these units, one unit after the other."""
+        ends = np.concatenate([[0], self._ends])
+        counts = ends[numbers + 1] - ends[numbers]
+        before = np.cumsum(counts) - counts
+        own = np.repeat(ends[numbers] - before, counts) + np.arange(int(counts.sum()))
+        columns = (self._source, self._group, self._start, self._stop)
+        return np.stack([column[own].astype(np.int64) for column in columns])
+
 
 Keys = Callable[[int, int], np.ndarray]
 """(source, group) -> the sort keys of the group's rows, in row order."""
