@@ -16,11 +16,12 @@ from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
 from fsdata.nodes.times import Times
 from fsdata.nodes.timing import Timing
-from fsdata.order.changes import Run, mixed_by, resumed
-from fsdata.order.deal import epoch_streams, window_order, window_units
+from fsdata.order.changes import Run, resumed
+from fsdata.order.deal import window_order, window_units
+from fsdata.order.epoch import EpochOrder, UnitsOfEpoch
 from fsdata.order.mix import Keys, Mix, Unit
-from fsdata.order.mixture import Mixture, Weights, mixture, remixed, whole
-from fsdata.order.progress import Progress, Remix, SegmentState, to_state
+from fsdata.order.mixture import Weights
+from fsdata.order.progress import Progress, SegmentState, to_state
 from fsdata.order.stream import Piece, SmallUnits, Stream, Window, coalesced
 from fsdata.schema import Schema
 
@@ -76,19 +77,25 @@ class Dataset:
         self._shuffle_window = shuffle_window
         self._seed = seed
         self._mix = mix
-        self._times = _times(sources, schema, threads) if mix == "time" and len(sources) > 1 else None
         self.weights: Weights = tuple(source.weight for source in sources)
         if not any(weight != 0 for weight in self.weights):
             raise ValueError("every source has weight=0, so no row would be read: give one of them another weight")
-        self._whole = [whole(source.groups.row_counts) for source in sources]
-        self._all = self._mixture(mixed_by(self.weights, mix))
-        self._mixtures = Mixtures([self._all])
+        self._order = EpochOrder(
+            [source.groups.row_counts for source in sources],
+            self.weights,
+            mix=mix,
+            times=_times(sources, schema, threads) if mix == "time" and len(sources) > 1 else None,
+            shuffle=shuffle,
+            shuffle_window=shuffle_window,
+            seed=seed,
+        )
+        self._of_epoch = UnitsOfEpoch([self._order.whole])
         self._mixed_rows: tuple[Any, int] | None = None  # of the last argument of `rows_of_epoch`
         self._time_windows = _time_windows(sources)
-        units = self._all.units
+        units = self._order.whole.units
         most = int(np.diff(self._time_windows[0]).max()) if self._time_windows else len(units)
         self.window_units = window_units(shuffle_window, -(-most // world_size)) if shuffle else 0
-        self._units: UnitsByNumber = self._mixtures
+        self._units: UnitsByNumber = self._of_epoch
         self._one_by_one = shuffle or self.followed or any(source.remote for source in sources)
         self._small = self._small_units()
         self.rows = int(units.row_counts.sum())
@@ -162,57 +169,26 @@ class Dataset:
             return self.rows_in(progress.epoch)
         chain = progress.epoch, progress.history, progress.mixes
         if self._mixed_rows is None or self._mixed_rows[0] != chain:
-            _, streams = self._dealt(progress, len(progress.positions))
-            self._mixed_rows = chain, progress.passed + sum(stream.rows for stream in streams)
+            _, streams = self._order.streams(progress, len(progress.positions))
+            passed = progress.passed - sum(progress.positions)
+            self._mixed_rows = chain, passed + sum(stream.rows for stream in streams)
         return self._mixed_rows[1]
 
     def _units_of(self, epoch: int) -> tuple[int, int]:
-        """(first unit of an epoch, unit behind its last)."""
-        if self._time_windows is None:
-            return 0, len(self._all.units)
+        """(first unit of a window of time, unit behind its last)."""
+        assert self._time_windows is not None
         bounds = self._time_windows[0]
         begin, end = np.minimum([epoch, epoch + 1], len(bounds) - 1)
         return int(bounds[begin]), int(bounds[end])
 
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
         """The remaining rows of the epoch, per rank."""
-        mixtures, streams = self._dealt(progress, world_size)
-        if mixtures != self._mixtures.of:
-            self._units = self._mixtures = Mixtures(mixtures)
+        units = slice(*self._units_of(progress.epoch)) if self._time_windows else slice(None)
+        mixtures, streams = self._order.streams(progress, world_size, units)
+        if mixtures != self._of_epoch.mixtures:
+            self._units = self._of_epoch = UnitsOfEpoch(mixtures)
             self._small = self._small_units()
-        return streams
-
-    def _dealt(self, progress: Progress, world_size: int) -> tuple[list[Mixture], list[Stream]]:
-        """(the mixtures that the epoch has had until this position, the remaining rows per rank)."""
-        order: dict[str, Any] = {
-            "shuffle": self._shuffle,
-            "shuffle_window": self._shuffle_window,
-            "seed": self._seed,
-            "epoch": progress.epoch,
-        }
-        mixtures = [self._mixture(progress.mixes[0][1]) if progress.mixes else self._all]
-
-        def remix(rest: Sequence[Stream], weights: Weights, size: int) -> list[Stream]:
-            mix: dict[str, Any] = {"mix": self._mix, "times": self._times, "number": len(mixtures)}
-            found, streams = remixed(rest, mixtures[-1], weights, world_size=size, **mix, **order)
-            mixtures.append(found)
-            return streams
-
-        # Windows of time are of one source, so that its epochs have one mixture.
-        begin, end = self._units_of(progress.epoch) if mixtures[0] is self._all else (0, None)
-        rows, ranks = mixtures[0].units.row_counts[begin:end], progress.first_world_size
-        first = epoch_streams(rows, first_unit=begin, world_size=ranks, **order)
-        return mixtures, self._left(first, progress, world_size, remix)
-
-    def _mixture(self, weights: Weights) -> Mixture:
-        """All rows of the sources, mixed by these weights."""
-        return mixture(self._whole, weights, mix=self._mix, times=self._times)
-
-    def _left(
-        self, first: Sequence[Stream], progress: Progress, world_size: int, remix: Remix | None = None
-    ) -> list[Stream]:
-        streams = progress.streams(first, world_size, remix)
-        return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
+        return left_of(streams, progress)
 
     def read(self, piece: Piece, fetched: Fetched = ()) -> RowRefs:
         """References to all planned rows of a piece, in order, some of them dropped. Thread-safe.
@@ -238,7 +214,7 @@ class Dataset:
 
     def _read_merged(self, unit: Unit, piece: Piece, fetched: Fetched) -> RowRefs:
         """A piece of a unit in which rows of several row groups are merged by `mix`."""
-        order = self._mixtures.order_in(piece.unit)
+        order = self._of_epoch.order_in(piece.unit)
         parts = []
         for number, row_range in enumerate(unit.ranges):
             source = self.sources[row_range.source]
@@ -255,7 +231,7 @@ class Dataset:
         """int64: number of rows of a piece up to the end of each whole unit in it; at least its own end."""
         if not piece.more:
             return np.array([piece.rows])
-        return np.cumsum(self._mixtures.row_counts[[piece.unit, *piece.more]])
+        return np.cumsum(self._of_epoch.row_counts[[piece.unit, *piece.more]])
 
     def windows(self, stream: Stream) -> Iterator[Window]:
         """The windows of a stream.
@@ -272,7 +248,7 @@ class Dataset:
 
     def _small_units(self) -> SmallUnits | None:
         """The small ones among units that are row groups; None if there are none, or units are read one by one."""
-        last = self._mixtures.of[-1]
+        last = self._of_epoch.mixtures[-1]
         if self._one_by_one or last.keys is not None:
             return None
         # Without shuffling, all remaining rows are in units of the last mixture.
@@ -285,7 +261,7 @@ class Dataset:
                 files.append(np.where(is_small, file[rows.group] + first_file, -1))
                 shares.append(np.where(is_small, share[rows.group], 0.0))
             first_file += len(source.files)
-        units = SmallUnits(file=np.concatenate(files), share=np.concatenate(shares), rows=self._mixtures.row_counts)
+        units = SmallUnits(file=np.concatenate(files), share=np.concatenate(shares), rows=self._of_epoch.row_counts)
         return units if (units.file >= 0).any() else None
 
     def order_of(self, epoch: int) -> Callable[[Window], np.ndarray] | None:
@@ -356,27 +332,9 @@ def _with_lengths(schema: Schema, lengths: Sequence[int | None]) -> str:
     return repr(replace(schema, sequences=tuple(groups), candidates=candidates))
 
 
-class Mixtures:
-    """The units of an epoch by number, over all mixtures that it has had; see `fsdata.order.mixture`.
-
-    Attributes:
-        of: the mixtures, at least one. row_counts: int64 [U], of all units.
-    """
-
-    def __init__(self, of: Sequence[Mixture]) -> None:
-        self.of = list(of)
-        counts = [each.units.row_counts for each in of]
-        self.row_counts = counts[0] if len(counts) == 1 else np.concatenate(counts)
-
-    def __getitem__(self, number: int) -> Unit:
-        return self._with(number).unit(number)
-
-    def order_in(self, number: int) -> np.ndarray:
-        """See `Mixture.order_in`."""
-        return self._with(number).order_in(number)
-
-    def _with(self, number: int) -> Mixture:
-        return next(each for each in reversed(self.of) if each.first_unit <= number)
+def left_of(streams: Sequence[Stream], progress: Progress) -> list[Stream]:
+    """The streams behind the positions of the ranks."""
+    return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
 
 
 class UnitsByNumber(Protocol):

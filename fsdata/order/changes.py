@@ -11,7 +11,7 @@ from typing import Any
 
 from fsdata.errors import StateError
 from fsdata.order.mix import Mix
-from fsdata.order.mixture import Weights
+from fsdata.order.mixture import Weights, mixed_by
 from fsdata.order.progress import Progress, SegmentState, parsed
 from fsranks.errors import shown
 
@@ -60,12 +60,6 @@ def names_of(changed: str | Collection[str]) -> frozenset[str]:
             "as it was when the state was saved"
         )
     return names
-
-
-def mixed_by(weights: Weights, mix: Mix) -> Weights:
-    """The weights on which the order depends: numbers only under `mix="weighted"` of several sources."""
-    is_read = [weight != 0 for weight in weights]
-    return weights if mix == "weighted" and sum(is_read) > 1 else tuple(None if read else 0.0 for read in is_read)
 
 
 def resumed(

@@ -112,6 +112,12 @@ class Mixture:
         return columns + np.stack([np.zeros_like(before), np.zeros_like(before), before, after])
 
 
+def mixed_by(weights: Weights, mix: Mix) -> Weights:
+    """The weights on which the order depends: numbers only under `mix="weighted"` of several sources."""
+    is_read = [weight != 0 for weight in weights]
+    return weights if mix == "weighted" and sum(is_read) > 1 else tuple(None if read else 0.0 for read in is_read)
+
+
 def mixture(
     rows: Sequence[Ranges], weights: Weights, *, mix: Mix, times: Keys | None = None, first_unit: int = 0
 ) -> Mixture:
@@ -208,6 +214,7 @@ def _within(rows: Ranges, number: np.ndarray, start: np.ndarray, stop: np.ndarra
 def _joined(ranges: Ranges) -> Ranges:
     """In the order of the source; ranges that follow each other in a row group become one."""
     order = np.lexsort((ranges.start, ranges.group))
+    order = order[ranges.start[order] < ranges.stop[order]]  # a part of a unit may have no row of a source
     group, start, stop = (column[order] for column in ranges)
     begins = np.append(True, (group[1:] != group[:-1]) | (start[1:] != stop[:-1]))[: len(group)]
     return Ranges(group[begins], start[begins], stop[np.append(begins[1:], True)[: len(group)]])

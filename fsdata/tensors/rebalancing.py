@@ -124,8 +124,8 @@ class Rebalanced(PrefetchingLoader, Generic[BatchT]):
 
     @property
     def load_state_dict(self) -> Callable[..., None]:
-        """`load_state_dict(state)` passes `state` to the wrapped loader, for the next `iter()`, and `changed=`, if given.
-        A running iterator ends with a RuntimeError. AttributeError if that loader loads no state."""
+        """`load_state_dict(state)` passes `state` to the wrapped loader, for the next `iter()`, and `changed=` if it is
+        given. A running iterator ends with a RuntimeError. AttributeError if that loader loads no state."""
         load = self._loader_method("load_state_dict")
 
         def load_state_dict(state: Any, *, changed: str | Collection[str] = ()) -> None:
