@@ -198,7 +198,7 @@ def _lengths(fingerprint: dict[str, str], run: Run) -> list[str]:
 def _weights(now: Sequence[int | None], weights: Weights | None, run: Run) -> Iterator[str]:
     for number, saved in zip(now, weights or (), strict=False):
         if number is not None and saved != run.weights[number]:
-            yield f"weight of source {number} ({run.labels[number]}): saved {saved}, now {run.weights[number]}"
+            yield f"weight of {run.labels[number]}: saved {saved}, now {run.weights[number]}"
 
 
 def _sources(now: Sequence[int | None], saved: dict[str, str], run: Run) -> Iterator[str]:
@@ -206,7 +206,7 @@ def _sources(now: Sequence[int | None], saved: dict[str, str], run: Run) -> Iter
         if found is None:
             yield f"source {number} of the state is not given: {saved.get(f'source {number} files', 'followed')}"
     for number in sorted(set(range(len(run.labels))) - set(now)):
-        yield f"source {number} is new: {run.labels[number]}"
+        yield f"new: {run.labels[number]}"
 
 
 def _different(saved: dict[str, str], run: Run, found: dict[str, list[str]], accepted: set[str]) -> Iterator[str]:

@@ -97,7 +97,7 @@ class Job:
         def rows_of(number: int) -> list[Row]:
             if number not in found:
                 ranges = units[number].ranges
-                rows = [(self.names[each.source], each.group, row) for each in ranges for row in range(each.start, each.stop)]
+                rows = [(self.names[of.source], of.group, row) for of in ranges for row in range(of.start, of.stop)]
                 merged = next(each for each in reversed(mixtures) if each.first_unit <= number).keys is not None
                 found[number] = [rows[n] for n in units.order_in(number)] if merged else rows
             return found[number]
@@ -244,7 +244,7 @@ def test_the_rest_is_merged_by_the_new_weights(passed: int) -> None:
 def test_without_weights_all_sources_end_together_also_one_that_is_added() -> None:
     before = plain("weighted", (None, None))
     now = replace(before, names=("a", "b", "c"), weights=(None, None, None))
-    read, progress = before.steps(Progress.start(0, 1), 20)
+    _, progress = before.steps(Progress.start(0, 1), 20)
     (rest,) = now.rest(now.loaded(before.saved(progress), "sources"))
     assert len(rest) == 60 - 20 + 4
     assert {row[0] for row in rest[-12:]} == {"a", "b", "c"}
@@ -254,7 +254,7 @@ def test_without_weights_all_sources_end_together_also_one_that_is_added() -> No
 def test_an_added_source_is_merged_by_time_or_comes_in_its_turn() -> None:
     for mix, where in (("time", [0, 2, 4, 6]), ("sequential", [0, 1, 2, 3])):
         before = replace(plain(mix, (0, None)), names=("c", "b"))  # source c is not read yet
-        read, progress = before.steps(Progress.start(0, 1), 3)
+        _, progress = before.steps(Progress.start(0, 1), 3)
         now = replace(before, weights=(None, None), names=("c", "b"), times={**before.times, "c": [np.arange(13, 17)]})
         (rest,) = now.rest(now.loaded(before.saved(progress), "weights"))
         assert [row for row in rest if row[0] == "b"] == [("b", 0, n) for n in range(3, 20)] + [
@@ -314,7 +314,7 @@ def test_what_is_not_named_is_an_error_that_says_which_name_accepts_it() -> None
     state = before.saved(before.steps(Progress.start(0, 1), 5)[1])
     heavier = replace(before, weights=(2.0, 1.0))
     message = state_error(heavier, state, "sources")
-    assert "weight of source 0 (a): saved 1.0, now 2.0" in message
+    assert "weight of a: saved 1.0, now 2.0" in message
     assert "load_state_dict(state, changed='weights') accepts" in message
     more = replace(before, names=("a", "c", "b"), weights=(2.0, 1.0, 1.0))
     assert "changed=('sources', 'weights')) accepts" in state_error(more, state)
