@@ -305,13 +305,15 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
             taken = sum(1 for _ in islice(self, steps))
             self._move_to(self._progress)
             return taken
-        begin = self._progress
-        after, taken = self._after(begin, steps)
-        if steps and not taken and not begin.at_begin:  # the position is the end of an epoch
-            begin = Progress.start(begin.epoch + 1, self._context.world_size, begin.tuning)
-            after, taken = self._after(begin, steps)
-        self._progress = self._loaded = after
+        after, taken = self._after(self._progress, steps)
+        if steps and not taken:  # as `iter()`: from the end of an epoch on the next one
+            after, taken = self._after(self._next_after(after), steps)
+        self._progress = self._loaded = after if taken == steps else self._next_after(after)
         return taken
+
+    def _next_after(self, progress: Progress) -> Progress:
+        """The begin of the next epoch."""
+        return Progress.start(progress.epoch + 1, self._context.world_size, progress.tuning)
 
     def _after(self, progress: Progress, steps: int) -> tuple[Progress, int]:
         """(the position after at most `steps` more steps of the epoch, how many these are)."""

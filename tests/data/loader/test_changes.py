@@ -59,7 +59,8 @@ def steps_of(folder, weights, state, steps, *, ranks, skip=0, **options):
             batches = skipped + ([] if loader.share == 1 else list(islice(loader, steps)))
             assert {batch.stats.epoch for batch in batches} <= {0}
             seen += [sample for batch in batches for sample in as_python(batch)]
-            states.append((json.loads(json.dumps(loader.state_dict())), loader.share == 1))
+            state_now = json.loads(json.dumps(loader.state_dict()))
+            states.append((state_now, loader.share == 1 or state_now["epoch"] == 1))
     assert all(each == states[0] for each in states)
     return seen, *states[0]
 
