@@ -11,7 +11,6 @@ from functools import partial, wraps
 from itertools import islice
 from typing import Any, Generic, Self
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from typing_extensions import TypeVar
@@ -317,7 +316,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
 
     def _after(self, progress: Progress, steps: int) -> tuple[Progress, int]:
         """(the position after at most `steps` more steps of the epoch, how many these are)."""
-        left = np.array([stream.rows for stream in self._data.streams(progress, self._context.world_size)])
+        left = self._data.left(progress, self._context.world_size)
         return progress.skipped(left, steps, batch_size=self._options.batch_size, drop_last=self._options.drop_last)
 
     def _move_to(self, progress: Progress) -> None:

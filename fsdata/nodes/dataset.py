@@ -17,7 +17,7 @@ from fsdata.errors import SchemaError
 from fsdata.nodes.times import Times
 from fsdata.nodes.timing import Timing
 from fsdata.order.changes import Run, resumed
-from fsdata.order.deal import window_order, window_units
+from fsdata.order.deal import quotas, window_order, window_units
 from fsdata.order.epoch import EpochOrder, UnitsOfEpoch
 from fsdata.order.mix import Keys, Mix, Unit
 from fsdata.order.mixture import Weights
@@ -90,7 +90,6 @@ class Dataset:
             seed=seed,
         )
         self._of_epoch = UnitsOfEpoch([self._order.whole])
-        self._mixed_rows: tuple[Any, int] | None = None  # of the last argument of `rows_of_epoch`
         self._time_windows = _time_windows(sources)
         units = self._order.whole.units
         most = int(np.diff(self._time_windows[0]).max()) if self._time_windows else len(units)
@@ -167,12 +166,8 @@ class Dataset:
         """Rows of the epoch of a position, in which sources may have been added or dropped."""
         if not progress.mixes:
             return self.rows_in(progress.epoch)
-        chain = progress.epoch, progress.history, progress.mixes
-        if self._mixed_rows is None or self._mixed_rows[0] != chain:
-            _, streams = self._order.streams(progress, len(progress.positions))
-            passed = progress.passed - sum(progress.positions)
-            self._mixed_rows = chain, passed + sum(stream.rows for stream in streams)
-        return self._mixed_rows[1]
+        _, streams = self._order.streams(progress, len(progress.positions))
+        return progress.passed - sum(progress.positions) + sum(stream.rows for stream in streams)
 
     def _units_of(self, epoch: int) -> tuple[int, int]:
         """(first unit of a window of time, unit behind its last)."""
@@ -180,6 +175,12 @@ class Dataset:
         bounds = self._time_windows[0]
         begin, end = np.minimum([epoch, epoch + 1], len(bounds) - 1)
         return int(bounds[begin]), int(bounds[end])
+
+    def left(self, progress: Progress, world_size: int) -> np.ndarray:
+        """int64 [W]: the remaining rows of the epoch, of every rank."""
+        if progress.history:
+            return np.array([stream.rows for stream in self.streams(progress, world_size)])
+        return quotas(self.rows_in(progress.epoch), world_size) - progress.positions
 
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
         """The remaining rows of the epoch, per rank."""

@@ -43,14 +43,19 @@ class EpochOrder:
         self._mix: dict[str, Any] = {"mix": mix, "times": times}
         self._order: dict[str, Any] = {"shuffle": shuffle, "shuffle_window": shuffle_window, "seed": seed}
         self.whole = self._mixture(mixed_by(weights, mix))
+        # Of the last position with another mix: mixing may take seconds, and an epoch that has changed needs it often.
+        self._last: tuple[Any, tuple[list[Mixture], list[Stream]]] | None = None
 
     def streams(
         self, progress: Progress, world_size: int, units: slice = slice(None)
     ) -> tuple[list[Mixture], list[Stream]]:
-        """(the mixtures that the epoch has had, the remaining rows of every rank).
+        """(the mixtures that the epoch has had, the streams of all ranks since the last change of it).
 
         units: those of the epoch, if its mix did not change; a part of them is a window of time.
         """
+        chain = progress.epoch, progress.history, progress.mixes, world_size
+        if progress.mixes and self._last is not None and self._last[0] == chain:
+            return self._last[1]
         mixtures = [self._mixture(progress.mixes[0][1]) if progress.mixes else self.whole]
         order = {**self._order, "epoch": progress.epoch}
 
@@ -63,6 +68,8 @@ class EpochOrder:
         rows, ranks = mixtures[0].units.row_counts[units], progress.first_world_size
         first = epoch_streams(rows, first_unit=units.start or 0, world_size=ranks, **order)
         streams = progress.streams(first, world_size, remix)
+        if progress.mixes:
+            self._last = chain, (mixtures, streams)
         return mixtures, streams
 
     def _mixture(self, weights: Weights) -> Mixture:
