@@ -10,7 +10,6 @@ from data_kit import rows_of
 from rank_loaders import ALL, loader_on, skips_as_islice, sources_of
 from worlds import shared_world
 
-from fsdata import Balance
 from fsdata.nodes.dataset import Dataset
 
 READ = "reads the batches, because their sizes are not known from the footers"
@@ -24,7 +23,6 @@ READ = "reads the batches, because their sizes are not known from the footers"
         {"shuffle": True, "shuffle_window": 0.3, "drop_last": True},
         {"mix": "time", "rank": 1, "world_size": 3, "batch_size": 5},
         {"shuffle": True, "rank": 2, "world_size": 4, "drop_last": True},
-        {"balance": Balance()},
     ],
     ids=str,
 )
@@ -42,9 +40,7 @@ def dropping(folder):
     return [replace(source, filter=pl.col("row") % 3 > 0) for source in sources_of(folder)]
 
 
-@pytest.mark.parametrize(
-    "options", [{"max_tokens": 40}, {"balance": Balance(max_tokens=40)}, {"drop": True, "shuffle": True}], ids=str
-)
+@pytest.mark.parametrize("options", [{"max_tokens": 40}, {"drop": True, "shuffle": True}], ids=str)
 def test_where_rows_drop_out_or_wait_the_skipped_batches_are_read(folder, options, caplog):
     options = {"sources": dropping(folder) if options.get("drop") else None, **options}
     options.pop("drop", None)
@@ -119,15 +115,14 @@ def test_a_skip_ends_the_loop_and_counts_from_its_last_batch(folder):
         loader.skip(1)
 
 
-def on_ranks(rank, world_size, folder, options, drop):
+def on_ranks(rank, world_size, folder, drop):
     sources = dropping(folder) if drop else None
-    skips_as_islice(lambda: loader_on(folder, sources, shuffle=True, **options), 1, 2)
-    with loader_on(folder, sources, **options) as loader:
+    skips_as_islice(lambda: loader_on(folder, sources, shuffle=True), 1, 2)
+    with loader_on(folder, sources) as loader:
         return loader.skip(100)
 
 
-@pytest.mark.parametrize("options", [{"balance": Balance()}, {"balance": Balance(max_tokens=60)}, {}], ids=str)
 @pytest.mark.parametrize("drop", [False, True])
-def test_ranks_skip_the_same_steps(folder, options, drop):
-    found = shared_world(2).run(on_ranks, folder, options, drop)
+def test_ranks_skip_the_same_steps(folder, drop):
+    found = shared_world(2).run(on_ranks, folder, drop)
     assert found[0] == found[1] > 4
