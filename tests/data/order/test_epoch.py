@@ -290,6 +290,14 @@ def test_a_change_before_the_first_row_or_behind_the_last_leaves_nothing_behind(
     assert other.loaded(now.saved(once), "weights") == other.loaded(before.saved(middle), "weights")
 
 
+def test_states_with_the_same_changes_at_other_places_do_not_mix() -> None:
+    before, now = plain("weighted", (1.0, 1.0)), plain("weighted", (2.0, 1.0))
+    for steps in (9, 20):
+        read, progress = before.steps(Progress.start(0, 1), steps)
+        (rest,) = now.rest(now.loaded(before.saved(progress), "weights"))
+        assert set(rest) == before.all_rows - set(read)
+
+
 def test_shuffled_windows_that_were_begun_are_finished_first() -> None:
     options = {"shuffle": True, "window": 2, "ranks": 2}
     before, now = plain("weighted", (1.0, 1.0), **options), plain("weighted", (9.0, 1.0), **options)
