@@ -6,8 +6,9 @@ ahead of the training loop.
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial, wraps
+from itertools import islice
 from typing import Any, Generic, Self
 
 import torch
@@ -28,7 +29,7 @@ from fsdata.nodes.steps import Steps
 from fsdata.nodes.units import Units
 from fsdata.options import bytes_of, integer
 from fsdata.order.mix import Mix
-from fsdata.order.progress import Progress, from_state, to_state
+from fsdata.order.progress import Progress
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
 from fsranks.machine.cores import cores_of_this_rank
@@ -154,7 +155,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
             what="FreeScaleDataLoader",
             also=partial(self._also, balance, adapt),
         )
-        self._context, self._data = units.context, units.data
+        self._units, self._context, self._data = units, units.context, units.data
         self._memory: HostMemory = PageLockedMemory() if options.pin else PooledMemory(units.pool)
         self._rows = Rows(units, num_threads=options.num_threads, read_ahead=options.read_ahead, memory=options.memory)
         try:
@@ -184,6 +185,9 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         """The nodes behind `Rows`: see `fsdata.nodes`."""
         options, timeout_s = self._options, self._options.timeout_s
         steps = Steps(self._rows, options.batch_size, drop_last=options.drop_last, max_tokens=options.max_tokens)
+        # Steps are counted without reading them unless rows drop out of them, or wait for the next one.
+        may_carry = balance is not None and balance.max_tokens is not None
+        self._steps_known = steps.sizes_known and not may_carry and not self._data.followed
         dealt: Node[Any]
         # `Balance(max_tokens=...)` cuts batches, so its planner is needed on one rank as well.
         if balance is not None and (self._context.world_size > 1 or balance.max_tokens is not None):
@@ -261,23 +265,65 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
 
         A small JSON-able dict, equal on all ranks; any number of ranks may load that of any rank.
         """
-        return to_state(self._progress, self._data.fingerprint)
+        return self._data.state_of(self._progress, batch_size=self._options.batch_size)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, changed: str | Collection[str] = ()) -> None:
         """Resume from `state` at the next `iter()`; on the same number of ranks all batches are bitwise identical.
 
         On another number of ranks the rest of the epoch is dealt again: every remaining sample is seen once. Inside
         a loop this ends the loop's iterator: its next batch is a RuntimeError. All ranks load at the same step.
 
+        Args:
+            changed: what may differ from the run of the state, one name or several: `"weights"`, `"sources"` (added
+                ones; between epochs also other ones), `"max_length"`. Rows that were not read are mixed anew, and each
+                is read once. `"batch_size"` may differ in any case. Each difference is logged.
+
         Raises:
             StateError: the state is of another version, other sources, schema, seed or order; the message lists the
                 differences, and the loader keeps its position.
+            ValueError: `changed` has an unknown name.
         """
         # Checked before anything changes: after a StateError the loop can continue.
-        loaded = from_state(state, self._data.fingerprint, self._data.segment_of).on(self._context.world_size)
+        self._move_to(self._units.place_of(state, changed, batch_size=self._options.batch_size))
+
+    def skip(self, steps: int) -> int:
+        """Move the position of `state_dict()` over `steps` batches, as if the loop had taken and dropped them.
+
+        The next `iter()` begins there. Like `load_state_dict`, it ends the iterator of a running loop; all ranks skip
+        the same number. Nothing is decoded if the footers give the sizes of all steps. Otherwise (rows that drop out,
+        `max_tokens`, followed sources) the batches are read, and this blocks.
+
+        Returns the number of skipped batches, which is smaller at the end of the epoch.
+        """
+        steps = integer("steps", steps, 0)
+        if self._closed:
+            raise RuntimeError(_CLOSED)
+        self._move_to(self._progress)
+        if not self._steps_known:
+            _LOG.info("skip(%d) reads the batches, because their sizes are not known from the footers", steps)
+            taken = sum(1 for _ in islice(self, steps))
+            self._move_to(self._progress)
+            return taken
+        after, taken = self._after(self._progress, steps)
+        if steps and not taken:  # as `iter()`: from the end of an epoch on the next one
+            after, taken = self._after(self._next_after(after), steps)
+        self._progress = self._loaded = after if taken == steps else self._next_after(after)
+        return taken
+
+    def _next_after(self, progress: Progress) -> Progress:
+        """The begin of the next epoch."""
+        return Progress.start(progress.epoch + 1, self._context.world_size, progress.tuning)
+
+    def _after(self, progress: Progress, steps: int) -> tuple[Progress, int]:
+        """(the position after at most `steps` more steps of the epoch, how many these are)."""
+        left = self._data.left(progress, self._context.world_size)
+        return progress.skipped(left, steps, batch_size=self._options.batch_size, drop_last=self._options.drop_last)
+
+    def _move_to(self, progress: Progress) -> None:
+        """Begin the next `iter()` at a position. Ends the iterator of a running loop."""
         self._end_epoch()
         self._guard.revoke(STATE_LOADED)
-        self._progress = self._loaded = loaded
+        self._progress = self._loaded = progress
         self._job.forget()
 
     @property
@@ -292,10 +338,11 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         if self._data.followed:
             raise TypeError("a followed source has no share: it ends only when no new files come")
         progress, bounds = self._progress, self._data.time_windows
-        passed = sum(map(sum, (*progress.history, progress.positions)))
+        passed = progress.passed
         if bounds is not None:
             passed += int(bounds[min(progress.epoch, len(bounds) - 1)])
-        return passed / self._data.rows if self._data.rows else 1.0
+        rows = self._data.rows_of_epoch(progress) if progress.mixes else self._data.rows
+        return passed / rows if rows else 1.0
 
     def report_step(self, compute_seconds: float) -> None:
         """Report how long this rank computed on the last yielded batch, *without* waiting for other ranks.

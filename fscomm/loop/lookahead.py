@@ -9,7 +9,7 @@ refused.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
@@ -207,13 +207,16 @@ class Lookahead(Generic[T]):
         # Where nothing was fetched ahead, or it was without a state, the loader itself is asked.
         return copy.deepcopy(_method(self._loader, "state_dict")() if saved is None else saved.result())
 
-    def load_state_dict(self, state: Any) -> None:
-        """Hand the loader a state for the next loop; a running one cannot go on. Raises TypeError if it takes none."""
+    def load_state_dict(self, state: Any, *, changed: str | Collection[str] = ()) -> None:
+        """Hand the loader a state for the next loop; a running one cannot go on. Raises TypeError if it takes none.
+
+        changed: of the loader's own `load_state_dict`, see `fsdata.FreeScaleDataLoader`; passed on only if given.
+        """
         load = _method(self._loader, "load_state_dict")
         self._give_up()
         self._epoch = None
         self.ahead.value = None
-        load(state)
+        load(state, **({"changed": changed} if changed else {}))
 
     def close(self) -> None:
         """End the epoch and close its iterator. An iterator that was given as the loader is only released: the user may

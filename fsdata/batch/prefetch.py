@@ -18,8 +18,8 @@ _TOOK_OVER = (
     "loader for each"
 )
 STATE_LOADED = (
-    "this iterator has ended: load_state_dict() moved its loader to another position. Call iter() again, which starts "
-    "at the loaded state"
+    "this iterator has ended: load_state_dict() or skip() moved its loader to another position. Call iter() again: it "
+    "starts there"
 )
 
 

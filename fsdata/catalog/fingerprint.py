@@ -21,8 +21,7 @@ def fingerprint(
         version: of the Delta or Iceberg table, if the files belong to one.
         side: the fingerprints of the side tables, in the order of `source.join`.
     """
-    folders = [folder.partitions for folder in catalog.files.folders]
-    items = {"arguments": _hash([*_arguments(source), *(f"text {name}" for name in text_by_hash(source, folders))])}
+    items = {"arguments": arguments(source, catalog, source.weight)}
     if source.follow is None:  # the files of a followed folder change; its state has them
         sizes = catalog.size.tolist()
         rows = int(catalog.rows.sum())
@@ -35,6 +34,13 @@ def fingerprint(
     return items
 
 
+def arguments(source: ParquetSource, catalog: Catalog, weight: float | None) -> str:
+    """The item "arguments" of the source, if it had this weight."""
+    folders = [folder.partitions for folder in catalog.files.folders]
+    texts = (f"text {name}" for name in text_by_hash(source, folders))
+    return _hash([*_arguments(source, weight), *texts])
+
+
 def file_descriptions(catalog: Catalog) -> dict[str, str]:
     """Name -> description of every file, to list the differing ones in a message; empty if there are too many."""
     if len(catalog) > _MOST_NAMED:
@@ -43,7 +49,7 @@ def file_descriptions(catalog: Catalog) -> dict[str, str]:
     return {name: f"{catalog.size[file]} bytes, footer {catalog.digest(file)}" for file, name in enumerate(names)}
 
 
-def _arguments(source: ParquetSource) -> Iterable[str]:
+def _arguments(source: ParquetSource, weight: float | None) -> Iterable[str]:
     computed = source.computed
     for name, column in sorted(source.columns.items()):
         yield f"column {name}"
@@ -66,7 +72,7 @@ def _arguments(source: ParquetSource) -> Iterable[str]:
         yield f"skip {source.skip} limit {source.limit}" + ("" if condition is None else " before filter")
     if source.follow is not None:
         yield source.follow.form
-    yield f"weight {source.weight!r} on_error {source.on_error}"
+    yield f"weight {weight!r} on_error {source.on_error}"
 
 
 def _name_of(function: Any) -> str:

@@ -11,7 +11,7 @@ from pyarrow.fs import LocalFileSystem
 
 from fsdata.catalog.binding.counted import mixed
 from fsdata.catalog.binding.key_types import HashedTypes, between
-from fsdata.catalog.fingerprint import file_descriptions, fingerprint
+from fsdata.catalog.fingerprint import arguments, file_descriptions, fingerprint
 from fsdata.catalog.footers import Skipped
 from fsdata.catalog.listing.file_list import FileList
 from fsdata.catalog.retry import Retrying
@@ -95,6 +95,10 @@ class OpenSource:
     def parts(self) -> dict[str, str]:
         """Details behind the items `files` and `footers` of the fingerprint; see `fsdata.catalog.fingerprint`."""
         return file_descriptions(self._files.catalog)
+
+    def arguments_with(self, weight: float | None) -> str:
+        """The item `arguments` of the fingerprint, if the source had this weight."""
+        return arguments(self._files.source, self._files.catalog, weight)
 
     def _count(self) -> None:
         """Collect the units of integers. Raises SchemaError if compared keys or times have different units."""

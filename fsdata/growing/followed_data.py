@@ -19,7 +19,7 @@ from fsdata.growing.late import LateTable
 from fsdata.growing.late_side import LateSide
 from fsdata.growing.segment import FileAt, Segment, UnitAt, rest_of
 from fsdata.growing.watcher import Watcher, seen_after
-from fsdata.nodes.dataset import Dataset
+from fsdata.nodes.dataset import Dataset, left_of
 from fsdata.order.mix import RowRange, Unit
 from fsdata.order.progress import Progress
 from fsdata.order.stream import Stream, compact
@@ -117,7 +117,7 @@ class FollowedData(Dataset):
         first = progress.segment.streams(
             progress.first_world_size, shuffle=self._shuffle, shuffle_window=int(self._shuffle_window), seed=self._seed
         )
-        return self._left(first, progress, world_size)
+        return left_of(progress.streams(first, world_size), progress)
 
     def _groups(self) -> RowGroups:
         groups = self._source.groups

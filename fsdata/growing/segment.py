@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fsdata.order.deal import deal, permutation
-from fsdata.order.stream import Stream, compact, grouped, in_turn, one_after_another
+from fsdata.order.deal import dealt_after, permutation
+from fsdata.order.stream import Stream, compact, grouped, in_turn
 
 VERSION = 2
 
@@ -86,20 +86,11 @@ class Segment:
     def streams(self, world_size: int, *, shuffle: bool, shuffle_window: int, seed: int) -> list[Stream]:
         """The stream of every rank."""
         unit_rows = np.array([rows for rows_of_groups in self.rows for rows in rows_of_groups if rows], np.int64)
-        count, left = len(unit_rows), len(self.rest)
+        count = len(unit_rows)
         # 3: no other permutation with this seed has this key, see `fsdata.order.deal`.
         order = permutation(count, seed, 0, 3, self.number) if shuffle else np.arange(count)
-        # The spans that are dealt: the windows of `rest`, then the units of the extension, in shuffled order.
-        rows = np.concatenate([self.rest.last - self.rest.first, unit_rows[order]])
         size = shuffle_window if shuffle else 1
-        streams = []
-        for hand in deal(rows, world_size):
-            is_rest = hand.span < left
-            span, start, stop = (column[~is_rest] for column in hand)
-            new = grouped(self.first_unit + order[span - left], start, stop, size)
-            rest = self.rest.of(*(column[is_rest] for column in hand))
-            streams.append(one_after_another([rest, new]))
-        return streams
+        return dealt_after(self.rest, unit_rows, order, first_unit=self.first_unit, size=size, world_size=world_size)
 
     def state(self) -> dict[str, Any]:
         """JSON-able; see `from_state`."""

@@ -1,6 +1,7 @@
 """The rows of all sources: the order in which they make an epoch, and how pieces of it are read."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,9 +16,12 @@ from fsdata.decode.row_layout import Layout, layout_of
 from fsdata.errors import SchemaError
 from fsdata.nodes.times import Times
 from fsdata.nodes.timing import Timing
-from fsdata.order.deal import epoch_streams, window_order, window_units
-from fsdata.order.mix import AllUnits, Keys, Mix, Unit, merge_order, merged_units, sequential_units, weighted_keys
-from fsdata.order.progress import Progress, SegmentState
+from fsdata.order.changes import Run, resumed
+from fsdata.order.deal import quotas, window_order, window_units
+from fsdata.order.epoch import EpochOrder, UnitsOfEpoch
+from fsdata.order.mix import Keys, Mix, Unit
+from fsdata.order.mixture import Weights
+from fsdata.order.progress import Progress, SegmentState, to_state
 from fsdata.order.stream import Piece, SmallUnits, Stream, Window, coalesced
 from fsdata.schema import Schema
 
@@ -72,16 +76,29 @@ class Dataset:
         self._shuffle = shuffle
         self._shuffle_window = shuffle_window
         self._seed = seed
-        units, keys = _units(sources, schema, mix, threads)
-        self._unit_rows = units.row_counts
+        self._mix = mix
+        self.weights: Weights = tuple(source.weight for source in sources)
+        if not any(weight != 0 for weight in self.weights):
+            raise ValueError("every source has weight=0, so no row would be read: give one of them another weight")
+        self._order = EpochOrder(
+            [source.groups.row_counts for source in sources],
+            self.weights,
+            mix=mix,
+            times=_times(sources, schema, threads) if mix == "time" and len(sources) > 1 else None,
+            shuffle=shuffle,
+            shuffle_window=shuffle_window,
+            seed=seed,
+        )
+        self._of_epoch = UnitsOfEpoch([self._order.whole])
         self._time_windows = _time_windows(sources)
+        units = self._order.whole.units
         most = int(np.diff(self._time_windows[0]).max()) if self._time_windows else len(units)
         self.window_units = window_units(shuffle_window, -(-most // world_size)) if shuffle else 0
-        self._units: UnitsByNumber = units
-        self._keys = keys
-        one_by_one = shuffle or keys is not None or self.followed or any(source.remote for source in sources)
-        self._small = None if one_by_one else _small_units(sources, self.layout, self._unit_rows)
-        self.rows = int(self._unit_rows.sum())
+        self._units: UnitsByNumber = self._of_epoch
+        self._one_by_one = shuffle or self.followed or any(source.remote for source in sources)
+        self._small = self._small_units()
+        self.rows = int(units.row_counts.sum())
+        self._schema = schema
         self.may_drop = any(source.may_drop for source in sources)
         self.fingerprint = {
             "schema": repr(schema),
@@ -120,31 +137,59 @@ class Dataset:
             return self.rows
         return int(np.diff(self.time_windows[epoch : epoch + 2]).sum())
 
+    def state_of(self, progress: Progress, *, batch_size: int | None = None) -> dict[str, Any]:
+        """The saved state of a position."""
+        run: dict[str, Any] = {"weights": list(self.weights)}
+        if batch_size is not None:
+            run["batch_size"] = batch_size
+        if progress.mixes:
+            run["rows"] = self.rows_of_epoch(progress)
+        return to_state(progress, self.fingerprint, run)
+
+    def place_of(
+        self, state: dict[str, Any], changed: str | Collection[str] = (), *, batch_size: int | None = None
+    ) -> tuple[Progress, list[str]]:
+        """(the position of a saved state, the accepted differences). Raises: see `fsdata.order.changes.resumed`."""
+        run = Run(
+            fingerprint=self.fingerprint,
+            labels=[source.label for source in self.sources],
+            weights=self.weights,
+            mix=self._mix,
+            arguments=lambda number, weight: self.sources[number].arguments_with(weight),
+            sequences=[group.name for group in self._schema.groups],
+            schema=partial(_with_lengths, self._schema),
+            segment_of=self.segment_of,
+        )
+        return resumed(state, run, changed, batch_size=batch_size)
+
+    def rows_of_epoch(self, progress: Progress) -> int:
+        """Rows of the epoch of a position, in which sources may have been added or dropped."""
+        if not progress.mixes:
+            return self.rows_in(progress.epoch)
+        _, streams = self._order.streams(progress, len(progress.positions))
+        return progress.passed - sum(progress.positions) + sum(stream.rows for stream in streams)
+
     def _units_of(self, epoch: int) -> tuple[int, int]:
-        """(first unit of an epoch, unit behind its last)."""
-        if self._time_windows is None:
-            return 0, len(self._unit_rows)
+        """(first unit of a window of time, unit behind its last)."""
+        assert self._time_windows is not None
         bounds = self._time_windows[0]
         begin, end = np.minimum([epoch, epoch + 1], len(bounds) - 1)
         return int(bounds[begin]), int(bounds[end])
 
+    def left(self, progress: Progress, world_size: int) -> np.ndarray:
+        """int64 [W]: the remaining rows of the epoch, of every rank."""
+        if progress.history:
+            return np.array([stream.rows for stream in self.streams(progress, world_size)])
+        return quotas(self.rows_in(progress.epoch), world_size) - progress.positions
+
     def streams(self, progress: Progress, world_size: int) -> list[Stream]:
         """The remaining rows of the epoch, per rank."""
-        begin, end = self._units_of(progress.epoch)
-        first = epoch_streams(
-            self._unit_rows[begin:end],
-            first_unit=begin,
-            world_size=progress.first_world_size,
-            shuffle=self._shuffle,
-            shuffle_window=self._shuffle_window,
-            seed=self._seed,
-            epoch=progress.epoch,
-        )
-        return self._left(first, progress, world_size)
-
-    def _left(self, first: Sequence[Stream], progress: Progress, world_size: int) -> list[Stream]:
-        streams = progress.streams(first, world_size)
-        return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
+        units = slice(*self._units_of(progress.epoch)) if self._time_windows else slice(None)
+        mixtures, streams = self._order.streams(progress, world_size, units)
+        if mixtures != self._of_epoch.mixtures:
+            self._units = self._of_epoch = UnitsOfEpoch(mixtures)
+            self._small = self._small_units()
+        return left_of(streams, progress)
 
     def read(self, piece: Piece, fetched: Fetched = ()) -> RowRefs:
         """References to all planned rows of a piece, in order, some of them dropped. Thread-safe.
@@ -170,14 +215,13 @@ class Dataset:
 
     def _read_merged(self, unit: Unit, piece: Piece, fetched: Fetched) -> RowRefs:
         """A piece of a unit in which rows of several row groups are merged by `mix`."""
-        assert self._keys is not None
-        keys = [self._keys(each.source, each.group)[each.start : each.stop] for each in unit.ranges]
+        order = self._of_epoch.order_in(piece.unit)
         parts = []
         for number, row_range in enumerate(unit.ranges):
             source = self.sources[row_range.source]
             group, fetch = source.groups[row_range.group], fetched[number : number + 1]
             parts.append(source.read(group, self.layout, row_range.start, row_range.stop, *fetch))
-        return concat(parts).take(merge_order(unit, keys)[piece.start : piece.stop])
+        return concat(parts).take(order[piece.start : piece.stop])
 
     def fetches_of(self, piece: Piece) -> list[RemoteGroup | None]:
         """Handles to read the row groups of a piece ahead."""
@@ -188,7 +232,7 @@ class Dataset:
         """int64: number of rows of a piece up to the end of each whole unit in it; at least its own end."""
         if not piece.more:
             return np.array([piece.rows])
-        return np.cumsum(self._unit_rows[[piece.unit, *piece.more]])
+        return np.cumsum(self._of_epoch.row_counts[[piece.unit, *piece.more]])
 
     def windows(self, stream: Stream) -> Iterator[Window]:
         """The windows of a stream.
@@ -202,6 +246,24 @@ class Dataset:
         values = sum(field.width for field in self.layout.fields)
         most = 0 if any(field.is_list for field in self.layout.fields) else _FEW_VALUES // max(values, 1)
         return map(_only_needed, _begin_small(windows, most))
+
+    def _small_units(self) -> SmallUnits | None:
+        """The small ones among units that are row groups; None if there are none, or units are read one by one."""
+        last = self._of_epoch.mixtures[-1]
+        if self._one_by_one or last.keys is not None:
+            return None
+        # Without shuffling, all remaining rows are in units of the last mixture.
+        files, shares, first_file = [np.full(last.first_unit, -1)], [np.zeros(last.first_unit)], 0
+        for source, rows, is_read in zip(self.sources, last.rows, last.is_read, strict=True):
+            groups = source.groups.row_counts
+            if is_read:
+                file, share = source.small(self.layout) or (np.full(len(groups), -1), np.zeros(len(groups)))
+                is_small = (file[rows.group] >= 0) & (rows.stop - rows.start == groups[rows.group])
+                files.append(np.where(is_small, file[rows.group] + first_file, -1))
+                shares.append(np.where(is_small, share[rows.group], 0.0))
+            first_file += len(source.files)
+        units = SmallUnits(file=np.concatenate(files), share=np.concatenate(shares), rows=self._of_epoch.row_counts)
+        return units if (units.file >= 0).any() else None
 
     def order_of(self, epoch: int) -> Callable[[Window], np.ndarray] | None:
         """The permutation of the rows of a window; None to keep them in order."""
@@ -255,41 +317,25 @@ def _only_needed(window: Window) -> Window:
     return Window(tuple(pieces), 0, window.rows)
 
 
-def _units(sources: Sequence[OpenSource], schema: Schema, mix: Mix, threads: int) -> tuple[AllUnits, Keys | None]:
-    groups = [source.groups.row_counts for source in sources]
-    if mix == "sequential" or len(sources) == 1:
-        return sequential_units(groups), None
-    if mix == "weighted":
-        keys: Keys = weighted_keys(groups, _weights(sources))
-    else:
-        if schema.time is None:
-            raise SchemaError("mix='time' merges by Schema(time=...), which is not set")
-        for _, _, what in mixed([{} if source.time is None else {schema.time: source.time} for source in sources]):
-            raise SchemaError(f"mix='time' cannot compare times of two kinds: {what}")
-        keys = Times(sources, schema.time, threads)
-    return merged_units(groups, keys), keys
+def _times(sources: Sequence[OpenSource], schema: Schema, threads: int) -> Keys:
+    """The sort keys of `mix="time"`. Reads the times of all rows and blocks."""
+    if schema.time is None:
+        raise SchemaError("mix='time' merges by Schema(time=...), which is not set")
+    for _, _, what in mixed([{} if source.time is None else {schema.time: source.time} for source in sources]):
+        raise SchemaError(f"mix='time' cannot compare times of two kinds: {what}")
+    return Times(sources, schema.time, threads)
 
 
-def _small_units(sources: Sequence[OpenSource], layout: Layout, rows: np.ndarray) -> SmallUnits | None:
-    """Small ones among units that are the row groups of all sources; None if there are none."""
-    files, shares, first = [], [], 0
-    for source in sources:
-        small = source.small(layout)
-        if small is None:
-            small = np.full(len(source.groups), -1), np.zeros(len(source.groups))
-        file, share = small
-        files.append(np.where(file < 0, -1, file + first))
-        shares.append(share)
-        first += len(source.files)
-    units = SmallUnits(file=np.concatenate(files), share=np.concatenate(shares), rows=rows)
-    return units if (units.file >= 0).any() else None
+def _with_lengths(schema: Schema, lengths: Sequence[int | None]) -> str:
+    """The schema as fingerprints have it, with other `max_length`s, in the order of `Schema.groups`."""
+    groups = [replace(group, max_length=length) for group, length in zip(schema.groups, lengths, strict=True)]
+    candidates = None if schema.candidates is None else groups.pop()
+    return repr(replace(schema, sequences=tuple(groups), candidates=candidates))
 
 
-def _weights(sources: Sequence[OpenSource]) -> list[float]:
-    """The weights of `mix="weighted"`, 1 if one is missing. Without any, row counts: all sources then end together."""
-    if all(source.weight is None for source in sources):
-        return [float(max(int(source.groups.row_counts.sum()), 1)) for source in sources]
-    return [1.0 if source.weight is None else source.weight for source in sources]
+def left_of(streams: Sequence[Stream], progress: Progress) -> list[Stream]:
+    """The streams behind the positions of the ranks."""
+    return [stream.after(position) for stream, position in zip(streams, progress.positions, strict=True)]
 
 
 class UnitsByNumber(Protocol):

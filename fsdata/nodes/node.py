@@ -7,6 +7,7 @@ loader of the user, the state is that of this loader, see `fsdata.tensors.parts`
 
 import weakref
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -93,15 +94,17 @@ class Job:
         self.exchange = exchange = kind(context, timeout_s=timeout_s)
         return exchange
 
-    def reset(self, state: dict[str, Any] | None) -> None:
+    def reset(self, state: dict[str, Any] | None, changed: str | Collection[str] = ()) -> None:
         """Begin at a saved state, or with the next epoch. The current epoch is abandoned; if ranks exchange anything in
         its steps, the others get a PeerError in their next step, unless they reset as well. Blocks until they take it.
+
+        changed: what may differ from the run of the state, see `FreeScaleDataLoader.load_state_dict`.
 
         Raises:
             StateError: the state is of another version, or of other data or another order.
         """
         first: Any = self._first()  # alive: all nodes behind it refer to it
-        place: Progress = first.place_of(state)
+        place: Progress = first.place_of(state, changed)
         if state is not None:
             self.forget()
         elif self.planner is not None:
@@ -215,9 +218,9 @@ class Node(BaseNode[T]):
         """The first node, see `fsdata.nodes.units`."""
         return self.source.units
 
-    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+    def reset(self, initial_state: dict[str, Any] | None = None, *, changed: str | Collection[str] = ()) -> None:
         """See `Job.reset`."""
-        self.job.reset(initial_state)
+        self.job.reset(initial_state, changed)
 
     def get_state(self) -> dict[str, Any]:
         state: dict[str, Any] = self.units.state_of(self.place())
@@ -256,7 +259,7 @@ class First(Node[T]):
     def units(self) -> Any:
         return self
 
-    def place_of(self, state: dict[str, Any] | None) -> Progress:
+    def place_of(self, state: dict[str, Any] | None, changed: str | Collection[str] = ()) -> Progress:
         """The position of a state, or the beginning of the next epoch. Raises: see `Job.reset`."""
         raise NotImplementedError
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any, get_args
@@ -21,7 +21,7 @@ from fsdata.nodes.loader_options import check_sources, checked_order
 from fsdata.nodes.node import First
 from fsdata.options import integer, one_of
 from fsdata.order.mix import Mix
-from fsdata.order.progress import Progress, from_state, to_state
+from fsdata.order.progress import Progress
 from fsdata.order.stream import Window
 from fsdata.schema import Schema
 from fsdata.sources import ParquetSource
@@ -135,13 +135,19 @@ class Units(First[Window]):
             )
         return self._began.moved([passed] * self.context.world_size)
 
-    def place_of(self, state: dict[str, Any] | None) -> Progress:
+    def place_of(
+        self, state: dict[str, Any] | None, changed: str | Collection[str] = (), *, batch_size: int | None = None
+    ) -> Progress:
         if state is None:
             return Progress.start(self.next_epoch, self.context.world_size)
-        return from_state(state, self.data.fingerprint, self.data.segment_of).on(self.context.world_size)
+        progress, accepted = self.data.place_of(state, changed, batch_size=batch_size)
+        if self.context.rank == 0:
+            for difference in accepted:
+                _LOG.info("resume with a change: %s", difference)
+        return progress.on(self.context.world_size)
 
     def state_of(self, progress: Progress) -> dict[str, Any]:
-        return to_state(progress, self.data.fingerprint)
+        return self.data.state_of(progress)
 
     def on_begin(self, progress: Progress) -> None:
         self._check_worker()  # again: the loader may have been made before the worker was forked

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fsdata.kernels.deal import to_fewest
-from fsdata.order.stream import Stream, Window, grouped, in_turn
+from fsdata.order.stream import Stream, Window, grouped, in_turn, one_after_another
 
 # Spans from which the kernel is used: below, the Python heap is fast enough, and a new machine need not compile.
 COMPILED_FROM = 20_000
@@ -149,6 +149,25 @@ def epoch_streams(
         grouped(first_unit + order[share.span], share.start, share.stop, size)
         for share in deal(rows[order], world_size)
     ]
+
+
+def dealt_after(
+    rest: Stream, unit_rows: np.ndarray, order: np.ndarray, *, first_unit: int, size: int, world_size: int
+) -> list[Stream]:
+    """The streams of all ranks over the windows of `rest`, then over further units in `order`.
+
+    unit_rows: int64 [U], of the units from `first_unit` on. size: units of a window.
+    """
+    left = len(rest)
+    # The spans that are dealt: the windows of `rest`, then the units.
+    rows = np.concatenate([rest.last - rest.first, unit_rows[order]])
+    streams = []
+    for share in deal(rows, world_size):
+        is_rest = share.span < left
+        span, start, stop = (column[~is_rest] for column in share)
+        new = grouped(first_unit + order[span - left], start, stop, size)
+        streams.append(one_after_another([rest.of(*(column[is_rest] for column in share)), new]))
+    return streams
 
 
 def window_units(shuffle_window: int | float, units: int) -> int:

@@ -10,7 +10,7 @@ U units, R ranges of all units.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -69,6 +69,15 @@ class AllUnits(Sequence[Unit]):
         columns = (array[own].tolist() for array in (self._source, self._group, self._start, self._stop, self._first))
         return Unit(tuple(RowRange(*values) for values in zip(*columns, strict=True)))
 
+    def ranges_of(self, numbers: np.ndarray) -> np.ndarray:
+        """int64 [4, R]: source, group, start and stop of the ranges of these units, one unit after the other."""
+        ends = np.concatenate([[0], self._ends])
+        counts = ends[numbers + 1] - ends[numbers]
+        before = np.cumsum(counts) - counts
+        own = np.repeat(ends[numbers] - before, counts) + np.arange(int(counts.sum()))
+        columns = (self._source, self._group, self._start, self._stop)
+        return np.stack([column[own].astype(np.int64) for column in columns])
+
 
 Keys = Callable[[int, int], np.ndarray]
 """(source, group) -> the sort keys of the group's rows, in row order."""
@@ -112,7 +121,9 @@ def merged_units(sources: Sequence[np.ndarray], keys: Keys) -> AllUnits:
             ranges += _ranges(starts, begin, cut)
             ends.append(len(ranges))
             begin = cut
-    columns = np.array([astuple(row_range) for row_range in ranges], np.int64).reshape(-1, 5).T
+    # Not `astuple`, which copies every number: there may be millions.
+    rows = [(each.source, each.group, each.start, each.stop, each.first) for each in ranges]
+    columns = np.array(rows, np.int64).reshape(-1, 5).T
     # Cuts without rows between them would be units without ranges: they repeat an end, or end at 0.
     return AllUnits(columns, np.unique([end for end in ends if end]).astype(np.int64))
 
@@ -145,6 +156,7 @@ def _cuts(sources: Sequence[np.ndarray], keys: Keys) -> list[np.ndarray]:
     counts = np.zeros((len(cuts), len(sources)), np.int64)
     for source, rows in enumerate(sources):
         floor = None
+        whole = np.zeros(len(cuts) + 1, np.int64)  # rows of the groups that are whole before a cut and all after it
         for group in range(len(rows)):
             running = keys(source, group)
             running = np.maximum.accumulate(running if floor is None else np.maximum(running, floor))
@@ -158,7 +170,8 @@ def _cuts(sources: Sequence[np.ndarray], keys: Keys) -> list[np.ndarray]:
             counts[inside, source] += np.where(
                 ties, np.searchsorted(running, at_cut, "right"), np.searchsorted(running, at_cut, "left")
             )
-            counts[inside.stop :, source] += len(running)
+            whole[inside.stop] += len(running)
+        counts[:, source] += np.cumsum(whole)[:-1]
         # In the cut's own source rows of an equal key may follow the group's end: its count is exact by definition.
         own = cut_source == source
         counts[own, source] = _starts(rows)[cut_group[own] + 1]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from fsdata.errors import SchemaError
-from fsdata.options import integer, is_number, mapping_of, one_of, plain, positive, text, tuple_of
+from fsdata.options import integer, is_number, mapping_of, one_of, plain, text, tuple_of
 from fsdata.sources import expressions
 from fsdata.sources.hash_split import checked_split
 
@@ -110,7 +110,8 @@ class ParquetSource:
         filesystem: the pyarrow or fsspec filesystem of `paths`.
         skip: number of rows to skip, in the order of files and before `filter`.
         limit: maximum number of rows after `skip`, for runs on a part of the data. Joined tables are read whole.
-        weight: share of this source under `mix="weighted"`.
+        weight: share of this source under `mix="weighted"`. 0, under any mix: no row of it is read. This drops a source
+            within an epoch, see docs/resume.md.
         retry: how often reads of remote files are repeated; local files are read once.
         decoder: `"pages"`: FreeScale decodes lists of numbers, pyarrow everything else; `"pyarrow"`: pyarrow decodes
             everything. The results are the same. None: the value of the environment variable `FSDATA_DECODER`, or
@@ -177,7 +178,11 @@ class ParquetSource:
         set_field(self, "skip", integer("skip", self.skip, 0, error=SchemaError))
         set_field(self, "limit", integer("limit", self.limit, 1, optional=True, error=SchemaError))
         if self.weight is not None:
-            set_field(self, "weight", positive("weight", self.weight, error=SchemaError))
+            set_field(self, "weight", plain(self.weight))
+            if not is_number(self.weight) or not 0 <= self.weight < math.inf:
+                raise SchemaError(
+                    f"weight must be a positive number, or 0 for a source of which no row is read, got {self.weight!r}"
+                )
         _check_follow(self)
         if not isinstance(self.retry, Retry):
             raise SchemaError(f"retry takes a Retry, got {self.retry!r}")

@@ -117,6 +117,7 @@ class TensorParts(First[Part]):
         self.timing = Timing()
         self._iterator: Iterator[Any] | None = None
         self._initial_state: Any = None
+        self._changed: dict[str, Any] = {}
         self._constants: dict[str, Any] = {}
         self._structure_compared = False
         self._place = Progress.start(-1, context.world_size)
@@ -133,8 +134,8 @@ class TensorParts(First[Part]):
     def place(self) -> Progress:
         return self._place
 
-    def place_of(self, state: dict[str, Any] | None) -> Progress:
-        self._initial_state = None
+    def place_of(self, state: dict[str, Any] | None, changed: str | Collection[str] = ()) -> Progress:
+        self._initial_state, self._changed = None, {"changed": changed} if changed else {}
         if state is None:
             return Progress.start(self._place.epoch + 1, self.context.world_size)
         try:
@@ -152,10 +153,10 @@ class TensorParts(First[Part]):
     def on_begin(self, progress: Progress) -> None:
         # A node is resumed by `reset`; any other source by the state, before it is iterated.
         if isinstance(self._source, BaseNode):
-            self._source.reset(self._initial_state)
+            self._source.reset(self._initial_state, **self._changed)
         elif self._initial_state is not None:
-            self._source.load_state_dict(self._initial_state)  # type: ignore[attr-defined]
-        self._initial_state, self._iterator, self.state = None, None, ()
+            self._source.load_state_dict(self._initial_state, **self._changed)  # type: ignore[attr-defined]
+        self._initial_state, self._iterator, self.state, self._changed = None, None, (), {}
         self._place = progress
 
     def next(self) -> Part:

@@ -123,15 +123,15 @@ class Rebalanced(PrefetchingLoader, Generic[BatchT]):
         return partial(copy_of_state, *saved) if saved else state_now
 
     @property
-    def load_state_dict(self) -> Callable[[Any], None]:
-        """`load_state_dict(state)` passes `state` to the wrapped loader, for the next `iter()`. A running iterator ends
-        with a RuntimeError. AttributeError if that loader loads no state."""
+    def load_state_dict(self) -> Callable[..., None]:
+        """`load_state_dict(state)` passes `state` to the wrapped loader, for the next `iter()`, and `changed=` if it is
+        given. A running iterator ends with a RuntimeError. AttributeError if that loader loads no state."""
         load = self._loader_method("load_state_dict")
 
-        def load_state_dict(state: Any) -> None:
+        def load_state_dict(state: Any, *, changed: str | Collection[str] = ()) -> None:
             self._end_epoch()
             self._guard.revoke(STATE_LOADED)
-            load(state)
+            load(state, **({"changed": changed} if changed else {}))
             self._yielded = None
 
         return load_state_dict

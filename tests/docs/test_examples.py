@@ -234,13 +234,20 @@ def test_balancing(training, capsys):
 
 
 def test_resume(training, capsys):
-    saved, over_epochs, with_fscomm = python("docs/resume.md")
+    saved, changed, after_a_spike, over_epochs, with_fscomm = python("docs/resume.md")
     loader = training["loader"]
     whole = [batch.features.values().tolist() for batch in loader]
     loader.set_epoch(0)
     exec(saved, {})
     steps = len(whole)
     assert capsys.readouterr().out == f"{[*range(3)]} {[*range(3, steps)]}\n"
+    exec(changed, {})
+    assert capsys.readouterr().out == f"64 {150 + 140 - 64}\n"
+    loader.set_epoch(0)
+    trained = []
+    exec(after_a_spike, {"loader": loader, "state": loader.state_dict(), "train_step": trained.append})
+    assert [batch.features.values().tolist() for batch in trained] == whole[2:]
+    loader.set_epoch(0)
     with fscomm.enable(training["model"]) as training["comm"]:
         exec(with_fscomm, training)
     loader.load_state_dict(training["checkpoint"]["data"])

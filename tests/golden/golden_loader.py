@@ -55,7 +55,7 @@ def others(folder: Path) -> dict[str, Any]:
         "other numbers": later,
         "dropping": dropping,
         "job file": from_file,
-        "state of the job file": state,
+        "state of the job file": digest.as_first_released(state),
     }
 
 

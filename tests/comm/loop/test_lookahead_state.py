@@ -77,6 +77,25 @@ def test_a_state_is_loaded_in_mid_epoch() -> None:
     assert told.events[0] == ("end",), "the batch that was announced is given up"
 
 
+class Changing(Loader):
+    """Takes what may have changed."""
+
+    changed: Any = None
+
+    def load_state_dict(self, state: dict[str, Any], *, changed: Any = ()) -> None:
+        super().load_state_dict(state)
+        self.changed = changed
+
+
+def test_what_may_have_changed_is_passed_on_to_the_loader() -> None:
+    loader = Changing(5)
+    batches = ahead(loader)
+    batches.load_state_dict(loader.state_dict())
+    assert loader.changed == ()
+    batches.load_state_dict(loader.state_dict(), changed=("weights", "sources"))
+    assert loader.changed == ("weights", "sources")
+
+
 def test_a_loader_without_state() -> None:
     batches = ahead([1, 2, 3, 4])
     for _ in range(3):

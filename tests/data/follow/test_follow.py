@@ -3,6 +3,7 @@
 import json
 import logging
 from base64 import b64decode
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +31,7 @@ from growing import (
     write,
 )
 from patience import PATIENCE_S
+from rank_loaders import skips_as_islice
 
 from fsdata import (
     Balance,
@@ -66,6 +68,25 @@ def test_files_that_come_are_read_once_in_the_order_of_their_names(folder):
         assert rows + take(batches, 5) == list(range(48))
     with pytest.raises(TypeError, match="no length"):
         len(loader)
+
+
+def test_skipped_steps_are_read_and_lengths_alone_may_change(folder):
+    skips_as_islice(lambda: loader_of(folder, Follow(**FAST)), 2, 3)
+    with loader_of(folder, Follow(**FAST), shuffle=True) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        rows = [row for batch in loader for row in rows_of(batch)]
+    (uih,) = SCHEMA.sequences
+    short = replace(SCHEMA, sequences=(replace(uih, max_length=2),))
+    source = ParquetSource(folder, follow=Follow(**FAST), columns=IDS)
+    with loader_on(source, short, batch_size=4, shuffle=True) as loader:
+        loader.load_state_dict(state, changed="max_length")
+        batches = list(loader)
+        assert [row for batch in batches for row in batch.features["row"].values().tolist()] == rows
+        assert max(batch.features["item"].lengths().max() for batch in batches) == 2
+    heavy = replace(source, weight=2.0)
+    with loader_on(heavy, SCHEMA, batch_size=4, shuffle=True) as loader, pytest.raises(StateError, match="weight of"):
+        loader.load_state_dict(state, changed=("weights", "sources"))
 
 
 @pytest.mark.parametrize("balance", [None, Balance(max_tokens=24)])

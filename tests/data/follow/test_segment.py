@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdata.growing.segment import FileAt, Segment, UnitAt, rest_of
-from fsdata.order.progress import Progress, from_state, to_state
+from fsdata.order.progress import Progress, parsed, to_state
 
 rows_of = partial(test_plan.rows_of, seed=3, epoch=0)
 
@@ -42,7 +42,7 @@ def test_every_row_comes_once(extensions, worlds, batch, shuffle):
     for number, (units, size) in enumerate(zip(extensions, worlds, strict=False)):
         progress = progress.on(size).extended(segment(number, first, rest_of(left), units), size)
         found = streams_of(progress, shuffle)
-        again = streams_of(from_state(json.loads(json.dumps(to_state(progress, {}))), {}, Segment.from_state), shuffle)
+        again = streams_of(parsed(json.loads(json.dumps(to_state(progress, {}))), Segment.from_state)[0], shuffle)
         assert [rows_of(each, shuffle=shuffle) for each in found] == [rows_of(each, shuffle=shuffle) for each in again]
         sizes = [stream.rows for stream in found]
         assert max(sizes) - min(sizes) <= 1

@@ -15,7 +15,7 @@ from data_kit import as_python, column, load, loader_on
 from event_log import LISTEN, SCHEMA, UIH, Log, anchors, as_of, lookup, samples_of
 from hypothesis import given
 from hypothesis import strategies as st
-from rank_loaders import read_and_go_on
+from rank_loaders import read_and_go_on, skips_as_islice
 from worlds import shared_world
 
 from fsdata import AsOf, Balance, FreeScaleDataLoader, Lookup, ParquetSource, Schema, Sequence, cross
@@ -173,6 +173,19 @@ def test_ranks_that_balance_compute_the_same_samples(tmp_path: Path, window: int
         assert not found.keys() & of_rank.keys()
         found |= of_rank
     assert found == {place: log.sample(*place, cap=3) for place in expected}
+
+
+@pytest.mark.parametrize("ranks", [{}, {"rank": 1, "world_size": 2}])
+def test_skipped_steps_of_a_window_of_time_end_with_it(tmp_path: Path, ranks: dict[str, int]) -> None:
+    logged(tmp_path, 7)
+    for before, steps in ((2, 1), (1, 3), (2, 100), (0, 100)):
+
+        def make() -> FreeScaleDataLoader:
+            loader = opened(anchors(tmp_path, time_window=WIDTH), batch_size=3, shuffle=True, **ranks)
+            loader.set_epoch(1)
+            return loader
+
+        skips_as_islice(make, before, steps)
 
 
 def some_steps(rank: int, size: int, folder: Path, state: dict[str, Any] | None, steps: int) -> tuple[PLACES, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from as_of_data import POOL, UIH, Data, source
-from data_kit import column, load, loader_on, read, write
+from data_kit import as_python, column, load, loader_on, read, rows_of, write
 from hypothesis import given
 from hypothesis import strategies as st
 from worlds import shared_world
@@ -142,3 +142,20 @@ def test_rows_with_the_same_default_in_one_field_do_not_share_the_others(tmp_pat
     samples = read(source, schema, batch_size=4)
     assert column(samples, "item") == [[99], [99], [99], [7, 8]]
     assert column(samples, "cat") == [[1], [1], [2], [3, 4]]
+
+
+def test_max_length_changes_within_an_epoch_of_shared_histories(tmp_path: Path) -> None:
+    Data.drawn(3, requests=60).write(tmp_path)
+    longer = Schema(sequences=(shared(UIH, max_length=6), shared(POOL, max_length=1)), context=("row", "user"))
+    options = {"batch_size": 7, "shuffle": True}
+    with loader_on(source(tmp_path), SHARED, **options) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        rows = [row for batch in batches for row in rows_of(batch)]
+    with loader_on(source(tmp_path), longer, **options) as loader:
+        loader.load_state_dict(state, changed="max_length")
+        found = list(loader)
+        every = {sample["row"]: sample for batch in loader for sample in as_python(batch)}
+    assert [row for batch in found for row in rows_of(batch)] == rows
+    assert [sample for batch in found for sample in as_python(batch)] == [every[row] for row in rows]

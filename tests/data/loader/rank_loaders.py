@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 import data_kit as kit
 import pytest
@@ -66,6 +67,24 @@ def read_and_go_on(make, every):
             again.load_state_dict(states[at])
             assert_same(again, batches[at:])
     return batches, states
+
+
+def skips_as_islice(make, before, steps):
+    """Two loaders at the same place, of which one reads the steps and the other skips them."""
+    with make() as reads, make() as skips:
+        for loader in (reads, skips):
+            for _ in islice(loader, before):
+                pass
+            loader.load_state_dict(loader.state_dict())
+        taken = len(list(islice(reads, steps)))
+        state = reads.state_dict()
+        assert skips.skip(steps) == taken
+        after = skips.state_dict()
+        assert after == state
+        json.dumps(after)
+        reads.load_state_dict(state)
+        for _ in range(2):  # the rest of this epoch, or the next, and one more
+            assert_same(skips, reads)
 
 
 @contextmanager

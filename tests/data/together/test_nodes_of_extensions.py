@@ -1,6 +1,6 @@
 """Nodes that balance, and nodes of folders that grow."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import polars as pl
@@ -73,6 +73,36 @@ def test_ranks_that_begin_anew_in_the_middle(tmp_path):
     heard, _ = shared_world(2).run(begun_anew, tmp_path, True)
     assert "rank 1" in heard
     assert "began another loop over its loader" in heard
+
+
+def test_rebalance_and_nodes_take_what_has_changed(tmp_path):
+    first, second = two_sources(tmp_path)
+    later = [first, replace(second, weight=5.0)]
+    options = {"mix": "weighted", "batch_size": 6}
+    with loader_on([first, second], SCHEMA, **options) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with loader_on(later, SCHEMA, **options) as loader:
+        loader.load_state_dict(state, changed="weights")
+        rest = [rows_of(batch) for batch in loader]
+    lengths = {"lengths": lambda batch: torch.ones_like(batch["row"])}
+    dicts = {"adapt": lambda batch: {"row": batch.features["row"].values()}, **options}
+    with loader_on(later, SCHEMA, **dicts) as loader, rebalance(loader, **lengths) as balanced:
+        with pytest.raises(StateError, match="changed='weights'"):
+            balanced.load_state_dict(state)
+        balanced.load_state_dict(state, changed="weights")
+        assert [batch["row"].tolist() for batch in balanced] == rest
+    with loader_on(later, SCHEMA, **dicts) as loader:
+        node = BalancedTensors(loader, **lengths)
+        node.reset({"epoch": 0, "step": 1, "source": state}, changed=("weights", "batch_size"))
+        assert [batch["row"].tolist() for batch in node] == rest
+        node.close()
+    batches = graph(later, mix="weighted", batch_size=6)
+    with pytest.raises(StateError, match="changed='weights'"):
+        batches.reset(state)
+    batches.reset(state, changed="weights")
+    assert [rows_of(batch) for batch in batches] == rest
+    batches.close()
 
 
 def rows_of_rank(rank):
