@@ -77,7 +77,7 @@ class SampledRows(Stage):
             return
         if any(columns[slot].resolver is not None for slot in slots):
             rows = np.arange(len(whole))  # a column has one resolver, and copied values need none
-        positions = np.empty(int(length[rows].sum()), np.int64)
+        positions = np.empty(int(length[rows].sum()), np.int32)
         kernels.choose(keys[rows], whole[rows], length[rows], positions)
         for of_counts, of_ids in pairs:
             columns[of_ids] = self._chosen_nested(columns[of_counts], columns[of_ids], rows, whole, length, positions)
@@ -129,7 +129,7 @@ class SampledRows(Stage):
         ends = np.cumsum(length[rows])
         of_row = ids.lengths(len(length)).copy()
         of_row[rows] = sums[ends] - sums[ends - length[rows]]
-        return self._chosen(ids, np.int64, rows, of_row, np.repeat(first_id, each) + within)
+        return self._chosen(ids, np.int64, rows, of_row, (np.repeat(first_id, each) + within).astype(np.int32))
 
 
 def _numbers(groups: Sequence[RowGroup], rows: np.ndarray) -> tuple[np.ndarray | int, np.ndarray]:
