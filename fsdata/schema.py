@@ -55,14 +55,14 @@ class StochasticLength:
         n events                    with probability N^alpha / n^2,
         floor(N^(alpha/2)) events   with the remaining probability,
 
-    so the expected number of pairs of events is at most 2 N^alpha in place of N^2. A draw depends on the loader's
-    `seed`, the epoch, the name of the sequence, and the row (file, row group, row) alone.
+    so the expected number of pairs of events is at most 2 N^alpha in place of N^2. In the paper N is the length of the
+    longest history. A draw depends on the loader's `seed`, the epoch, the name of the sequence, and the row (file, row
+    group, row) alone.
 
     Args:
         alpha: above 1 and at most 2; smaller values keep fewer events, 2 keeps all.
-        select: which events of a drawn history stay, in their order. "uniform": any of them with the same probability,
-            without replacement (the paper's random selection). "newest": those at the end that `keep` keeps (its greedy
-            selection).
+        select: which events of a shortened history stay, in their order. "uniform": any of them with the same
+            probability, without replacement. "newest": those at the end that `keep` keeps.
 
     Raises:
         SchemaError: an option out of range.

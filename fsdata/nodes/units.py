@@ -91,10 +91,7 @@ class Units(First[Window]):
             hosts = _hosts(self.context, timeout_s)
             show = self.context.rank == 0
             options = {"show": show, "threads": threads, "pool": pool, "hosts": hosts, "seed": order["seed"]}
-            opened = [
-                open_source(source, schema, index=index, **options)
-                for index, source in enumerate(sources)
-            ]
+            opened = [open_source(source, schema, index=index, **options) for index, source in enumerate(sources)]
             order["world_size"] = self.context.world_size
             follow = next((source.follow for source in sources if source.follow is not None), None)
             if follow is not None and len(sources) > 1:

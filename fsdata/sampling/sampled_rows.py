@@ -67,7 +67,9 @@ class SampledRows(Stage):
         if not len(rows):
             return
         counts, ids = decoded.layout.nested.get(name, (slice(0), slice(0)))
-        pairs = list(zip(range(len(decoded.layout.fields))[counts], range(len(decoded.layout.fields))[ids], strict=True))
+        pairs = list(
+            zip(range(len(decoded.layout.fields))[counts], range(len(decoded.layout.fields))[ids], strict=True)
+        )
         if sample.select == "newest":
             skipped = whole - length if first.keep_last else np.zeros_like(whole)
             for of_counts, of_ids in pairs:
