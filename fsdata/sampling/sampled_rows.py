@@ -66,10 +66,8 @@ class SampledRows(Stage):
         rows = np.flatnonzero(length < whole)
         if not len(rows):
             return
-        counts, ids = decoded.layout.nested.get(name, (slice(0), slice(0)))
-        pairs = list(
-            zip(range(len(decoded.layout.fields))[counts], range(len(decoded.layout.fields))[ids], strict=True)
-        )
+        every, nested = range(len(decoded.layout.fields)), decoded.layout.nested.get(name)
+        pairs = [] if nested is None else list(zip(every[nested[0]], every[nested[1]], strict=True))
         if sample.select == "newest":
             skipped = whole - length if first.keep_last else np.zeros_like(whole)
             for of_counts, of_ids in pairs:

@@ -1,4 +1,4 @@
-"""The lengths that `StochasticLength` draws (pure): by row for the loader, and as a distribution for `freescale profile`.
+"""The lengths that `StochasticLength` draws (pure): by row for the loader, as a distribution for `freescale profile`.
 
 Every row has a key, a hash of the loader's seed, the epoch, the sequence and the row's identity (digest of its file,
 number of the row group, number of the row). Draw i of a row is output i of SplitMix64 (Steele et al. 2014) with this

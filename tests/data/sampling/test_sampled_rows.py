@@ -1,4 +1,4 @@
-"""Sampled histories in the batches of a loader: the events of plain Python, whatever reads, orders or deals the rows."""
+"""Sampled histories in the batches of a loader: the events of plain Python, whatever reads, orders or deals rows."""
 
 from functools import partial
 from pathlib import Path
