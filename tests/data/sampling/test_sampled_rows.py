@@ -1,18 +1,21 @@
 """Sampled histories in the batches of a loader: the events of plain Python, whatever reads, orders or deals rows."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow.fs as pafs
 import pytest
 import torch
 from data_kit import DECODERS, as_python, load, loader_on, read, same, write
+from fsspec.implementations.local import LocalFileSystem
 from rank_loaders import read_and_go_on
-from sampling_reference import FIELDS, MAX_LENGTH, Rows, by_row, sampled, schema, uih
+from sampling_reference import FIELDS, MAX_LENGTH, Rows, by_row, digest_of, sampled, schema, uih
 from worlds import shared_world
 
-from fsdata import Balance, ParquetSource, Schema, Sequence, Split, StochasticLength
+from fsdata import Balance, Follow, ParquetSource, Schema, Sequence, Split, StochasticLength
 
 UNIFORM = StochasticLength(alpha=1.5)
 NEWEST = StochasticLength(alpha=1.5, select="newest")
@@ -78,31 +81,80 @@ def test_other_rows_and_other_orders_change_no_sample(rows, folder, options, of_
     assert len(found) >= 50
 
 
+def read_epoch(sources: Any, schema: Schema, epoch: int = 1, **options: Any) -> list[dict[str, Any]]:
+    """The samples of a later epoch: every way to read a row has to know its number."""
+    with loader_on(sources, schema, **options) as loader:
+        loader.set_epoch(epoch)
+        return [sample for batch in loader for sample in as_python(batch)]
+
+
 def test_merged_sources_draw_like_each_of_them(tmp_path):
     """Also where files of two sources have the same name, and row groups are decoded in parts."""
     of = [Rows(tmp_path / name, rows=count, group=group) for name, count, group in (("a", 30, 4), ("b", 33, 50))]
-    expected = [each.expected(uih(sample=UNIFORM)) for each in of]
+    expected = [each.expected(uih(sample=UNIFORM), epoch=1) for each in of]
     sources = [
         ParquetSource(tmp_path / name, columns={"row": pl.col("row") + offset})
         for name, offset in (("a", 0), ("b", 1000))
     ]
     wanted = expected[0] | {row + 1000: lists for row, lists in expected[1].items()}
     for mix in ("sequential", "time", "weighted"):
-        assert by_row(read(sources, schema(sample=UNIFORM), mix=mix)) == wanted, mix
-    assert by_row(read(sources[1:], schema(sample=UNIFORM))).items() <= wanted.items()
+        assert by_row(read_epoch(sources, schema(sample=UNIFORM), mix=mix)) == wanted, mix
+    alone = by_row(read_epoch(sources[1:], schema(sample=UNIFORM)))
+    assert alone == {row: wanted[row] for row in alone}
+
+
+@pytest.mark.parametrize("read_ahead", ["1MB", 0])
+def test_files_that_are_not_local(rows, folder, read_ahead):
+    """Another listing of the same files, which are the same rows."""
+    remote = pafs.PyFileSystem(pafs.FSSpecHandler(LocalFileSystem()))
+    source = ParquetSource(f"{folder}/part-*.parquet", filesystem=remote)
+    found = read_epoch(source, schema(sample=UNIFORM), shuffle=True, read_ahead=read_ahead)
+    assert by_row(found) == rows.expected(uih(sample=UNIFORM), epoch=1)
+
+
+def test_a_folder_that_is_followed(rows, folder, tmp_path):
+    """Rows are those of their file, whenever it comes and whatever number it has after a resume."""
+    data = tmp_path / "data"
+    data.mkdir()
+    shutil.copy(folder / "part-0.parquet", data)
+    source = ParquetSource(data, follow=Follow(by="path", every="10ms", idle="80ms"))
+    options: dict[str, Any] = {"shuffle": True, "batch_size": 4}
+    with loader_on(source, schema(sample=UNIFORM), **options) as loader:
+        batches = iter(loader)
+        found = [sample for _, batch in zip(range(4), batches, strict=False) for sample in as_python(batch)]
+        state = loader.state_dict()
+    shutil.copy(folder / "part-1.parquet", data)
+    with loader_on(source, schema(sample=UNIFORM), **options) as loader:
+        loader.load_state_dict(state)
+        found += [sample for batch in loader for sample in as_python(batch)]
+    assert by_row(found) == rows.expected(uih(sample=UNIFORM))
+
+
+def test_all_candidates_of_a_row_have_its_events(tmp_path):
+    lists = [list(range(row * 100, row * 100 + 90)) for row in range(12)]
+    write(tmp_path / "a.parquet", {"item": lists, "candidate": [[1, 2, 3]] * 12, "row": range(12)}, group=5)
+    sequence = Sequence("uih", ("item",), max_length=80, sample=UNIFORM)
+    candidates = Sequence("candidates", ("candidate",))
+    options: Any = {"sequences": (sequence,), "candidates": candidates, "context": ("row",), "explode": "candidates"}
+    found = read(tmp_path, Schema(**options))
+    digest = digest_of(tmp_path / "a.parquet")
+    wanted = [sampled({"item": lists[row]}, (digest, *divmod(row, 5)), sequence)["item"] for row in range(12)]
+    assert [sample["item"] for sample in found] == [wanted[row] for row in range(12) for _ in range(3)]
+    assert 26 in map(len, wanted)
 
 
 def test_small_row_groups_that_are_decoded_together(tmp_path):
     """Without lists of lists, row groups of few rows are one record batch."""
     rows = Rows(tmp_path, files=1, rows=200, group=9)
     sequence = Sequence("uih", ("item",), max_length=MAX_LENGTH, sample=UNIFORM)
-    found, loader = load(tmp_path, Schema(sequences=(sequence,), context=("row",)))
-    item = {sample["row"]: sample["item"] for batch in found for sample in as_python(batch)}
+    short = Schema(sequences=(sequence,), context=("row",))
+    item = {sample["row"]: sample["item"] for sample in read_epoch(tmp_path, short)}
     wanted = {
-        row: sampled({"item": lists["item"]}, rows.places[row], sequence)["item"] for row, lists in rows.lists.items()
+        row: sampled({"item": lists["item"]}, rows.places[row], sequence, epoch=1)["item"]
+        for row, lists in rows.lists.items()
     }
     assert item == wanted
-    assert "small row groups" in str(loader.describe())
+    assert "small row groups" in str(load(tmp_path, short)[1].describe())
 
 
 def test_two_sequences_draw_independently(tmp_path):
