@@ -617,7 +617,7 @@ BREAKS: tuple[Break, ...] = (
         before="rows - np.concatenate([[0], ends])[number]",
         after="rows",
         tests=("tests/data/sampling",),
-        why="rows of small row groups draw other events where their row groups are decoded one by one, as after a resume",
+        why="rows of small row groups draw other events where these are decoded one by one, as after a resume",
     ),
     Break(
         file="fsdata/sampling/sampled_rows.py",

@@ -76,7 +76,7 @@ class SampledRows(Stage):
                 columns[slot] = _cut(columns[slot], skipped, length)
             return
         if any(columns[slot].resolver is not None for slot in slots):
-            rows = np.arange(len(whole))  # a column has one resolver, and copied values need none
+            rows = np.arange(len(whole))  # their values are copied in any case: retain the chosen ones only
         positions = np.empty(int(length[rows].sum()), np.int32)
         kernels.choose(keys[rows], whole[rows], length[rows], positions)
         for of_counts, of_ids in pairs:
