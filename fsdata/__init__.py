@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fsdata.histories.as_of import AsOf
     from fsdata.histories.lookup import Lookup
     from fsdata.loader import FreeScaleDataLoader
-    from fsdata.schema import Schema, Sequence, Split
+    from fsdata.schema import Schema, Sequence, Split, StochasticLength
     from fsdata.setup.toml_file import sources_from_toml
     from fsdata.sources import ParquetSource, Retry, RowSource, cross, text_key
     from fsdata.tables.join import Join
@@ -59,6 +59,7 @@ __all__ = [
     "Split",
     "StateError",
     "StepStats",
+    "StochasticLength",
     "cross",
     "expand",
     "fit",
@@ -92,6 +93,7 @@ _WHERE = {
     "Shared": "fsdata.batch.jagged",
     "Split": "fsdata.schema",
     "StepStats": "fsdata.batch.batch",
+    "StochasticLength": "fsdata.schema",
     "cross": "fsdata.sources",
     "expand": "fsdata.batch.jagged",
     "fit": "fsdata.balance.cost",

@@ -57,7 +57,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
             applies. With `balance`, give `Balance(max_tokens=...)`.
         shuffle: permute the order of row groups, and single rows inside windows of `shuffle_window` row groups; a pure
             function of (seed, epoch).
-        seed: of the shuffling.
+        seed: of the shuffling, and of the draws of `Sequence(sample=...)`.
         balance: a `Balance`: redistributes every global batch over the ranks; None leaves samples on the rank that
             read them. Needs torch.distributed.
         mix: the order of several sources: one after another, interleaved by `ParquetSource(weight=...)`, or merged by

@@ -19,12 +19,12 @@ from typing import Any, Literal
 import numpy as np
 
 from fsdata.errors import SchemaError
-from fsdata.options import integer, names, one_of, plain, text
+from fsdata.options import integer, is_number, names, one_of, plain, text
 
 SAMPLES = "samples"
 """The name under which `global_mean` counts samples, its default."""
 _LATER_ROLES = ("labels", "id_labels", "nested")
-_LATER = (*_LATER_ROLES, "share", "split")
+_LATER = (*_LATER_ROLES, "share", "split", "sample")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,39 @@ class Split:
         for name, least in (("recent", 0), ("segment", 1), ("tokens", 1)):
             value = integer(f"Split({name}=...)", getattr(self, name), least, error=SchemaError)
             object.__setattr__(self, name, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StochasticLength:
+    """Stochastic length (HSTU, arXiv 2402.17152, "Stochastic Length"): each epoch draws whether a long history stays
+    whole. With N = `max_length`, a history of n events, after truncation to N, has
+
+        n events                    if n <= N^(alpha/2), and otherwise
+        n events                    with probability N^alpha / n^2,
+        floor(N^(alpha/2)) events   with the remaining probability,
+
+    so the expected number of pairs of events is at most 2 N^alpha in place of N^2. In the paper N is the length of the
+    longest history. A draw depends on the loader's `seed`, the epoch, the name of the sequence, and the row (file, row
+    group, row) alone.
+
+    Args:
+        alpha: above 1 and at most 2; smaller values keep fewer events, 2 keeps all.
+        select: which events of a shortened history stay, in their order. "uniform": any of them with the same
+            probability, without replacement. "newest": those at the end that `keep` keeps.
+
+    Raises:
+        SchemaError: an option out of range.
+    """
+
+    alpha: float
+    select: Literal["uniform", "newest"] = "uniform"
+
+    def __post_init__(self) -> None:
+        if not is_number(self.alpha) or not 1 < self.alpha <= 2:
+            raise SchemaError(f"StochasticLength(alpha=...) must be a number above 1 and at most 2, got {self.alpha!r}")
+        object.__setattr__(self, "alpha", float(self.alpha))
+        select = one_of("StochasticLength(select=...)", self.select, ("uniform", "newest"), error=SchemaError)
+        object.__setattr__(self, "select", select)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,6 +100,8 @@ class Sequence:
             `Schema(explode=...)`. A merged window has events that happened after some of its samples: give a model the
             result of `expand`, and not the merged windows.
         split: divides the sequence, as `Batch.split[name]` describes; the values are the same as without it.
+        sample: shortens long histories at random, anew in every epoch; needs `max_length`, and cannot be combined with
+            `share`. All fields of the sequence keep the same events.
 
     Raises:
         SchemaError: no field along which events can be counted, or an option out of range.
@@ -82,6 +117,7 @@ class Sequence:
     nested: tuple[str, ...] = ()
     share: str | None = None
     split: Split | None = None
+    sample: StochasticLength | None = None
 
     def __post_init__(self) -> None:
         for role in ("fields", "floats", *_LATER_ROLES):
@@ -101,6 +137,22 @@ class Sequence:
             raise SchemaError(f"Sequence {self.name!r} has no fields: name at least one list column")
         if self.split is not None and not isinstance(self.split, Split):
             raise SchemaError(f"Sequence {self.name!r}: split is a Split, got {self.split!r}")
+        if self.sample is not None:
+            self._check_sample()
+
+    def _check_sample(self) -> None:
+        if not isinstance(self.sample, StochasticLength):
+            raise SchemaError(f"Sequence {self.name!r}: sample is a StochasticLength, got {self.sample!r}")
+        if self.max_length is None:
+            raise SchemaError(
+                f"Sequence {self.name!r}: sample=... needs max_length=..., the length N from which the lengths that it "
+                "draws are computed"
+            )
+        if self.share is not None:
+            raise SchemaError(
+                f"Sequence {self.name!r}: share=... stores events once for samples with overlapping windows, and "
+                "sample=... draws other events for every row: remove one of both"
+            )
 
     @property
     def all_fields(self) -> tuple[str, ...]:
@@ -166,6 +218,11 @@ class Schema:
             raise SchemaError("the name 'candidates' belongs to Schema(candidates=...)")
         if self.candidates is not None and self.candidates.name != "candidates":
             raise SchemaError(f"the candidates' Sequence is called 'candidates', got {self.candidates.name!r}")
+        if self.candidates is not None and self.candidates.sample is not None:
+            raise SchemaError(
+                "Schema(candidates=...) cannot have sample=...: stochastic length shortens histories, and every "
+                "candidate of a row is scored"
+            )
         fields = self.field_names
         twice = sorted({name for name in fields if fields.count(name) > 1})
         if twice:
@@ -225,6 +282,11 @@ class Schema:
     def groups(self) -> tuple[Sequence, ...]:
         """The sequences, then the candidates."""
         return self.sequences if self.candidates is None else (*self.sequences, self.candidates)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether some sequence has `sample`."""
+        return any(group.sample is not None for group in self.sequences)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -411,6 +473,13 @@ def _sequence(entry: Any, where: str, **defaults: Any) -> Sequence:
             options["split"] = Split(**table_of(options["split"], f"{where}.split", _keys_of(Split)))
         except (SchemaError, TypeError) as error:
             raise SchemaError(f"{where}.split needs recent, segment and tokens: {error}") from error
+    if "sample" in options:
+        try:
+            options["sample"] = StochasticLength(
+                **table_of(options["sample"], f"{where}.sample", _keys_of(StochasticLength))
+            )
+        except (SchemaError, TypeError) as error:
+            raise SchemaError(f"{where}.sample needs alpha, and may have select: {error}") from error
     if "name" not in options:
         raise SchemaError(f"{where} needs a name")
     try:

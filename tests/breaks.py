@@ -690,6 +690,27 @@ BREAKS: tuple[Break, ...] = (
         why="lists of unequal length are a fault also in rows that are left out",
     ),
     Break(
+        file="fsdata/sampling/sampled_rows.py",
+        before="rows - np.concatenate([[0], ends])[number]",
+        after="rows",
+        tests=("tests/data/sampling",),
+        why="rows of small row groups draw other events where these are decoded one by one, as after a resume",
+    ),
+    Break(
+        file="fsdata/sampling/sampled_rows.py",
+        before="start=start if at_end else start + skipped",
+        after="start=start + skipped",
+        tests=("tests/data/sampling",),
+        why="sampled histories with pools have events that happened after the row",
+    ),
+    Break(
+        file="fsdata/histories/histories.py",
+        before="for name in self.groups if name not in sampled)",
+        after="for name in self.groups)",
+        tests=("tests/data/sampling",),
+        why="a sampled history that moves to another rank has the newest events there, and not those that it drew",
+    ),
+    Break(
         file="fsdata/histories/history_table.py",
         before="own = () if files.faults.notes is None else (secrets.token_hex(),)",
         after="own = ()",

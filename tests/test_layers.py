@@ -156,6 +156,7 @@ EXTENSIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "lake": (),
         "pages": (),
         "remote": (),
+        "sampling": (),
         "setup": ("histories", "tables"),
         "tables": (),
         "tensors": ("balance",),

@@ -18,8 +18,8 @@ from copies import ROOT, copy
 
 EXTENSIONS = {
     "fsdata": (
-        *("balance", "embedding", "growing", "histories", "lake", "pages", "remote", "setup", "tables", "tensors"),
-        "views",
+        *("balance", "embedding", "growing", "histories", "lake", "pages", "remote", "sampling", "setup", "tables"),
+        *("tensors", "views"),
     ),
     "fscomm": (
         *("bags", "codecs", "managed", "parts", "pipeline", "recipes", "transports/ring", "transports/staged"),

@@ -37,6 +37,7 @@ def open_source(
     show: bool = False,
     hosts: Hosts | None = None,
     notes: list[Fault] | None = None,
+    seed: int = 0,
 ) -> OpenSource:
     """Find the files, read their footers, check them against the schema and load joined tables.
 
@@ -48,6 +49,7 @@ def open_source(
         show: show a progress bar if reading footers takes long. hosts: share reading footers among hosts.
         notes: list to which faults of files and rows are added; None raises the first. Rows read with it are not valid
             samples.
+        seed: of the numbers that `Sequence(sample=...)` draws.
 
     Raises:
         FileNotFoundError, PermissionError: a path that cannot be opened.
@@ -73,6 +75,10 @@ def open_source(
         attached = _all_or_errors(tables)
         files = EventRows(source, wanted, attached, index=index, label=label, notes=notes)
     stages = _stages(attached, schema, index)
+    if schema.is_sampled:
+        from fsdata.sampling.sampled_rows import SampledRows
+
+        stages.append(SampledRows(schema, source, files, seed=seed, pool=pool or Pool()))
     return OpenSource(source, schema, files, attached, stages, index=index, label=label, retry=retry)
 
 
@@ -189,9 +195,12 @@ def read_ahead_of(most: int) -> Any:
     return ReadAhead(most)
 
 
-def kernels_of(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
+def kernels_of(sources: Sequence[ParquetSource], world_size: int, *, sampled: bool = False) -> list[Any]:
     """The kernels that reading the sources may call. With several ranks also the rare ones: while one rank compiles a
-    kernel, the others would wait in an exchange."""
+    kernel, the others would wait in an exchange.
+
+    sampled: with those of `Sequence(sample=...)`.
+    """
     kinds = {join.kind for source in sources for join in source.join}
     reading, rare = list(READING), list(RARE)
     if installed("pages"):
@@ -199,6 +208,10 @@ def kernels_of(sources: Sequence[ParquetSource], world_size: int) -> list[Any]:
 
         reading, rare = [*called.READING, *READING], [*called.RARE, *RARE]
     joined = _kernels_of_joined(kinds, world_size)
+    if sampled:
+        from fsdata.sampling.kernels.chosen import SAMPLING
+
+        joined += SAMPLING
     return [*joined, *reading, *(rare if world_size > 1 else ())]
 
 
@@ -228,4 +241,8 @@ def all_kernels() -> list[Any]:
         kernels = [*called.READING, *kernels, *called.RARE]
     if installed("histories"):
         kernels = [*_kernels_of_joined(("histories", "lookup table"), 2), *kernels]
+    if installed("sampling"):
+        from fsdata.sampling.kernels.chosen import SAMPLING
+
+        kernels += SAMPLING
     return [*kernels, *RARE]

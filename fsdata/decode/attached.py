@@ -1,4 +1,5 @@
-"""The interface of joined tables: `Attached` is the opened table, a `Stage` completes decoded rows by such tables."""
+"""The interface of joined tables: `Attached` is the opened table, a `Stage` completes decoded rows, mostly by such
+tables."""
 
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,7 +21,7 @@ from fsdata.sources.source import Joined, ParquetSource
 
 
 class Stage:
-    """Completes the decoded rows of a source by joined tables of one kind. Thread-safe.
+    """Completes the decoded rows of a source, by joined tables of one kind or by draws. Thread-safe.
 
     Attributes:
         turn: stages run in ascending order; rows that one drops are not faults in later ones.
@@ -39,7 +40,7 @@ class Stage:
         """
 
     def finish(self, decoded: DecodedRows) -> None:
-        """Add fields that depend on aligned lists."""
+        """Add or change fields that depend on aligned lists."""
 
     def bucket(self, sources: Sequence[Sequence["Stage"]], layout: Layout) -> Callable[[RowRefs], np.ndarray] | None:
         """A function: rows -> int64 [n], the bucket of a table on disk that each needs. None without a table on disk.

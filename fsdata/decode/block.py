@@ -25,9 +25,11 @@ class Resolver(ABC):
 
     Attributes:
         table: int64, input of the kernels, see `RESOLVED` in `fsdata.kernels.columns`.
+        from_end: whether the start of a row is behind its last value, so that a shorter length drops its first values.
     """
 
     table: np.ndarray
+    from_end: bool = False
 
     @abstractmethod
     def gather(self, spans: "Spans", itemsize: np.ndarray, target: np.ndarray) -> None:

@@ -1,12 +1,13 @@
 """Rows of a row group on their way to a block: a table that is filled column by column."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fsdata.decode.block import Block, Column, RowRefs, Scalars, dropped_rows
 from fsdata.decode.nulls import Nulls
+from fsdata.decode.readers.row_groups import RowGroup
 from fsdata.decode.row_layout import Layout
 from fsdata.errors import Faults
 from fsdata.schema import Field
@@ -24,6 +25,8 @@ class DecodedRows:
             float32 [N, D], which becomes the column of the dense slot.
         keys: join key or time -> (int64 [N], bool [N] where it is null).
         faults: policy for rows that contradict the schema.
+        groups: the row groups of one file that they are from, one after another; `rows` counts from the first row of
+            the first of several. epoch: for which they are read.
     """
 
     layout: Layout
@@ -34,6 +37,8 @@ class DecodedRows:
     columns: dict[int, Column] = field(default_factory=dict)
     scalars: Scalars | None = None
     keys: Mapping[Field, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    groups: Sequence[RowGroup] = ()
+    epoch: int = 0
 
     @property
     def alive(self) -> np.ndarray:

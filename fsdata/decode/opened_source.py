@@ -174,10 +174,19 @@ class OpenSource:
         return self._files.fetch(self._plans_for(layout), group)
 
     def read(
-        self, group: RowGroup, layout: Layout, start: int, stop: int, fetched: RemoteGroup | None = None
+        self,
+        group: RowGroup,
+        layout: Layout,
+        start: int,
+        stop: int,
+        fetched: RemoteGroup | None = None,
+        *,
+        epoch: int = 0,
     ) -> RowRefs:
         """References to rows [start, stop) of a row group, or of the part of it that `group` covers. Rows excluded by a
         filter or a policy are dropped ones. Blocks; mostly without the GIL.
+
+        epoch: by which stages draw random numbers.
 
         Raises:
             CorruptFileError, OSError: see `RowReader.decode`.
@@ -187,15 +196,15 @@ class OpenSource:
         decoded = self._files.decode(self._plans_for(layout), group, rows, fetched)
         if decoded is None:
             return dropped_rows(len(rows), len(layout.fields))
-        self._complete(decoded, group.file)
+        self._complete(decoded, (group,), epoch)
         return decoded.references(rows, self.index)
 
-    def read_together(self, groups: Sequence[RowGroup], layout: Layout) -> RowRefs | None:
+    def read_together(self, groups: Sequence[RowGroup], layout: Layout, *, epoch: int = 0) -> RowRefs | None:
         """References to all rows of small row groups, in order; None after any error. Blocks."""
         assert self._files.small_groups is not None
         try:
             decoded = self._files.small_groups.decode(self._plans_for(layout), groups)
-            self._complete(decoded, groups[0].file)
+            self._complete(decoded, groups, epoch)
         except Exception:  # `read` of each row group raises it again, with the place, or repeats the read
             return None
         return decoded.references(range(sum(group.rows for group in groups)), self.index)
@@ -205,13 +214,14 @@ class OpenSource:
         small_groups = None if self.remote else self._files.small_groups
         return None if small_groups is None else small_groups.shares(self._plans_for(layout))
 
-    def _complete(self, decoded: DecodedRows, file: int) -> None:
-        """Add fields of joined tables and align lists, in place. Each stage may drop rows. file: its number."""
+    def _complete(self, decoded: DecodedRows, groups: Sequence[RowGroup], epoch: int) -> None:
+        """Add fields of joined tables and align lists, in place. Each stage may drop rows. groups: of one file."""
         layout = decoded.layout
+        decoded.groups, decoded.epoch = groups, epoch
         for slot in layout.masks.values():
             decoded.columns[slot] = Column.constant(np.ones(1, np.uint8))
         for stage in self.stages:
-            stage.attach(decoded, file)
+            stage.attach(decoded, groups[0].file)
         if layout.dense:
             # Not before: joined tables fill dense fields, too.
             (slot,) = (slot for slot, field in enumerate(layout.fields) if field.kind == "dense")

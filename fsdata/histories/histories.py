@@ -64,7 +64,9 @@ class Histories(Stage):
             for group in schema.groups
             if set(group.all_fields) & set(table.join.fields)
         }
-        self.references = self.groups.keys()
+        # Sampled events are copied when they are drawn: their rows have no window that a reference could describe.
+        sampled = {group.name for group in schema.groups if group.sample is not None}
+        self.references = tuple(name for name in self.groups if name not in sampled)
         self._tables = tables
         self._lookups = {name: table for table in lookups for name in table.join.fields}
         self._source = source

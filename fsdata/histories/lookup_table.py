@@ -69,7 +69,7 @@ class LookupTable(Attached):
 class Lookups(Stage):
     """The dimension tables of one source."""
 
-    turn = 3
+    turn = 4
 
     def __init__(self, tables: Sequence[LookupTable]) -> None:
         self._tables = tables

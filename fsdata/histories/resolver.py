@@ -17,6 +17,7 @@ class TableResolver(Resolver):
 
     def __init__(self, *, pools: np.ndarray | None = None, lookup: np.ndarray | None = None) -> None:
         self.pools = pools  # a reference, because the table has the address of its memory
+        self.from_end = pools is not None
         self.table = np.zeros(resolve.SIZE, np.int64)
         if pools is not None:
             self.table[resolve.POOLS] = pools.ctypes.data

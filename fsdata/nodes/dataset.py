@@ -191,10 +191,10 @@ class Dataset:
             self._small = self._small_units()
         return left_of(streams, progress)
 
-    def read(self, piece: Piece, fetched: Fetched = ()) -> RowRefs:
+    def read(self, piece: Piece, fetched: Fetched = (), *, epoch: int = 0) -> RowRefs:
         """References to all planned rows of a piece, in order, some of them dropped. Thread-safe.
 
-        fetched: the result of `fetches_of`, if the bytes were read ahead.
+        fetched: the result of `fetches_of`, if the bytes were read ahead. epoch: see `OpenSource.read`.
 
         Raises:
             ReadInPart: the piece has several row groups, and one behind the first cannot be read.
@@ -205,22 +205,22 @@ class Dataset:
             if piece.more:
                 ranges = [unit.ranges[0], *(self._units[number].ranges[0] for number in piece.more)]
                 source = self.sources[ranges[0].source]
-                return _read_small(source, self.layout, [source.groups[each.group] for each in ranges])
+                return _read_small(source, self.layout, [source.groups[each.group] for each in ranges], epoch)
             if len(unit.ranges) == 1:
                 row_range = unit.ranges[0]
                 source = self.sources[row_range.source]
-                start = row_range.start + piece.start
-                return source.read(source.groups[row_range.group], self.layout, start, start + piece.rows, *fetched)
-            return self._read_merged(unit, piece, fetched)
+                group, start = source.groups[row_range.group], row_range.start + piece.start
+                return source.read(group, self.layout, start, start + piece.rows, *fetched, epoch=epoch)
+            return self._read_merged(unit, piece, fetched, epoch)
 
-    def _read_merged(self, unit: Unit, piece: Piece, fetched: Fetched) -> RowRefs:
+    def _read_merged(self, unit: Unit, piece: Piece, fetched: Fetched, epoch: int) -> RowRefs:
         """A piece of a unit in which rows of several row groups are merged by `mix`."""
         order = self._of_epoch.order_in(piece.unit)
         parts = []
         for number, row_range in enumerate(unit.ranges):
             source = self.sources[row_range.source]
             group, fetch = source.groups[row_range.group], fetched[number : number + 1]
-            parts.append(source.read(group, self.layout, row_range.start, row_range.stop, *fetch))
+            parts.append(source.read(group, self.layout, row_range.start, row_range.stop, *fetch, epoch=epoch))
         return concat(parts).take(order[piece.start : piece.stop])
 
     def fetches_of(self, piece: Piece) -> list[RemoteGroup | None]:
@@ -352,15 +352,15 @@ class ReadInPart(Exception):
         self.rows, self.error = rows, error
 
 
-def _read_small(source: OpenSource, layout: Layout, groups: Sequence[RowGroup]) -> RowRefs:
+def _read_small(source: OpenSource, layout: Layout, groups: Sequence[RowGroup], epoch: int) -> RowRefs:
     """All rows of row groups, decoded together, or one by one if there is an error in any of them."""
-    together = source.read_together(groups, layout)
+    together = source.read_together(groups, layout, epoch=epoch)
     if together is not None:
         return together
     parts: list[RowRefs] = []
     for group in groups:
         try:
-            parts.append(source.read(group, layout, 0, group.rows))
+            parts.append(source.read(group, layout, 0, group.rows, epoch=epoch))
         except Exception as error:
             if not parts:
                 raise

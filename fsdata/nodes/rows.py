@@ -84,7 +84,7 @@ class Rows(Node[WindowRows]):
 
     def on_begin(self, progress: Progress) -> None:
         self.on_end()
-        data = self.source.data
+        data, epoch = self.source.data, progress.epoch
         self._decoded, self._error = 0, None
         self._order = data.order_of(progress.epoch)
         of_windows, of_pieces = tee(_taken(self.source))  # pieces run ahead of the windows that they belong to
@@ -92,9 +92,9 @@ class Rows(Node[WindowRows]):
         pieces = (piece for window in of_pieces for piece in window.pieces)
         self._fetches = None if self.read_ahead is None else self.read_ahead.over(pieces, of_item=data.fetches_of)
         if self._fetches is None:
-            self._to_submit = (partial(data.read, piece) for piece in pieces)
+            self._to_submit = (partial(data.read, piece, epoch=epoch) for piece in pieces)
         else:
-            self._to_submit = (partial(self._fetched, self._fetches, fetch) for fetch in self._fetches)
+            self._to_submit = (partial(self._fetched, self._fetches, fetch, epoch) for fetch in self._fetches)
 
     def next(self) -> WindowRows:
         """Raises an error of decoding behind the rows before it. The epoch has to be restarted afterwards."""
@@ -173,13 +173,13 @@ class Rows(Node[WindowRows]):
             self._warned = True
             _LOG.warning(_TOO_SMALL, self._memory, window)
 
-    def _fetched(self, fetches: Any, fetch: Any) -> RowRefs:
+    def _fetched(self, fetches: Any, fetch: Any, epoch: int) -> RowRefs:
         """Read a piece whose bytes are being fetched, see `fsdata.remote.read_ahead`."""
         data = self.source.data
         try:
             with data.timing.of("fetch"):
                 fetch.wait()
-            return data.read(fetch.item, fetch.row_groups)
+            return data.read(fetch.item, fetch.row_groups, epoch=epoch)
         finally:
             fetches.release(fetch)
 

@@ -87,13 +87,11 @@ class Units(First[Window]):
         # All that may fail is inside the meeting: an error on one rank is raised on all, so none waits for another.
         with Meeting(self.context, what=what, timeout_s=timeout_s) as meeting:
             check_sources(sources, schema)
-            make_ready(kernels_of(sources, self.context.world_size))
+            make_ready(kernels_of(sources, self.context.world_size, sampled=schema.is_sampled))
             hosts = _hosts(self.context, timeout_s)
             show = self.context.rank == 0
-            opened = [
-                open_source(source, schema, index=index, show=show, threads=threads, pool=pool, hosts=hosts)
-                for index, source in enumerate(sources)
-            ]
+            options = {"show": show, "threads": threads, "pool": pool, "hosts": hosts, "seed": order["seed"]}
+            opened = [open_source(source, schema, index=index, **options) for index, source in enumerate(sources)]
             order["world_size"] = self.context.world_size
             follow = next((source.follow for source in sources if source.follow is not None), None)
             if follow is not None and len(sources) > 1:

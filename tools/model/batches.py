@@ -24,6 +24,8 @@ from freescale_tools.scan.histogram import LengthHistogram
 from fsdata.balance.cost import CANDIDATES, CostModel, Polynomial
 from fsdata.balance.packing import pack
 from fsdata.balance.packing.plan import straggler_share
+from fsdata.sampling.stochastic_length import drawn_lengths
+from fsdata.schema import StochasticLength
 
 METHODS = ("fbs", "fbs+swap", "vbs", "vbs-contiguous", "repair", "hierarchical")
 UNPACKED, PACKED = "none", "balanced"
@@ -50,6 +52,8 @@ class Setting:
     """The cost of a sample, which plans are made by."""
     order: str = "shuffled"
     """In which the loader deals rows: `file` or `shuffled`."""
+    sample: StochasticLength | None = None
+    """By which histories are shortened further, each step with draws of its own."""
 
     def __post_init__(self) -> None:
         for name in ("max_length", "ranks", "batch_size"):
@@ -142,6 +146,9 @@ class Samples:
         if self.candidates is not None and self.candidates.rows:
             drawn = known.get(CANDIDATES)
             found[CANDIDATES] = self.candidates.draw(generator, setting.samples) if drawn is None else drawn
+        if setting.sample is not None:
+            keys = generator.integers(0, 1 << 64, setting.samples, np.uint64)
+            found[_SEQUENCE] = drawn_lengths(setting.sample, setting.max_length, found[_SEQUENCE], keys)
         return found
 
 

@@ -81,6 +81,14 @@ def profile(
         int | None, typer.Option(help="Samples of a rank in a step. Default: 128, or fewer where rows are few.")
     ] = None,
     max_length: Annotated[int | None, typer.Option(help="Most events of a history. Default: as recommended.")] = None,
+    stochastic_length: Annotated[
+        float | None,
+        typer.Option(
+            metavar="ALPHA",
+            help="Compare Sequence(sample=StochasticLength(alpha=ALPHA)) with truncation, in a table of --full. ALPHA "
+            "is above 1 and at most 2.",
+        ),
+    ] = None,
     hardware: HardwareName = "h100-ib",
     dim: Dim = None,
     calibration: CalibrationFile = None,
@@ -128,6 +136,7 @@ def profile(
             extrapolate=extrapolate,
             gpu_hour_price=gpu_hour_price,
             parts=tuple(numbers(parts, "--parts") or ()),
+            stochastic_length=stochastic_length,
         )
         check_folder(out)
         if earlier is not None:
@@ -181,10 +190,11 @@ class Asked:
             raise UsageError(f"--engine ray cannot read --histories: {said}")
         if stored and not self.sequences:
             raise UsageError("--histories needs --sequence, a list column of the table of histories")
-        if self.quick and (self.time or settings.ids or settings.calibration or settings.gpu_hour_price):
+        predicting = (settings.ids, settings.calibration, settings.gpu_hour_price, settings.stochastic_length)
+        if self.quick and (self.time or any(predicting)):
             raise UsageError(
-                "--quick reads no rows and predicts nothing: leave out --time, --ids, --calibration and "
-                "--gpu-hour-price, or --quick"
+                "--quick reads no rows and predicts nothing: leave out --time, --ids, --calibration, "
+                "--gpu-hour-price and --stochastic-length, or --quick"
             )
 
 

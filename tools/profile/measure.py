@@ -65,6 +65,7 @@ class Settings:
         extrapolate: also ranks that the rows are not enough for, or that are more than the calibration's.
         gpu_hour_price: what an hour of a GPU costs, in any currency, or None.
         parts: numbers of parts that a step is computed in, for predictions; none by default.
+        stochastic_length: alpha of `StochasticLength`, compared with truncation; None leaves it out.
     """
 
     ranks: int | None = None
@@ -78,6 +79,7 @@ class Settings:
     extrapolate: bool = False
     gpu_hour_price: float | None = None
     parts: tuple[int, ...] = ()
+    stochastic_length: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("ranks", "batch_size", "max_length"):
@@ -85,6 +87,14 @@ class Settings:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if self.gpu_hour_price is not None and not 0 < self.gpu_hour_price < math.inf:
             raise UsageError(f"--gpu-hour-price must be above 0, got {self.gpu_hour_price}")
+        alpha = self.stochastic_length
+        if alpha is not None and not 1 < alpha <= 2:
+            raise UsageError(f"--stochastic-length must be above 1 and at most 2, got {alpha}")
+        if alpha is not None and self.share is not None:
+            raise UsageError(
+                f"--share {self.share} and --stochastic-length {alpha} cannot be combined: samples that draw their "
+                "events share none. Leave one of them out"
+            )
 
     def size(self, rows: int) -> tuple[int, int]:
         """(ranks, batch size) of all predictions from so many rows.

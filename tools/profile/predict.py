@@ -24,6 +24,7 @@ from freescale_tools.profile.answer import answer
 from freescale_tools.profile.loader_code import loader_code, loader_parts
 from freescale_tools.profile.measure import Settings
 from freescale_tools.profile.recommend import even_cut, recommend
+from freescale_tools.profile.sampled import sampled_lengths
 from freescale_tools.profile.sharing import sharing
 from freescale_tools.profile.stragglers import straggler_grid
 from freescale_tools.profile.tradeoff import tradeoff
@@ -97,6 +98,10 @@ def predict(document: dict[str, Any], settings: Settings, data: Data | None = No
     document["tradeoff"] = tradeoff(
         document, samples, cut, hardware, calibration=calibration, gpu_hour_price=settings.gpu_hour_price
     )
+    if settings.stochastic_length is not None:
+        document["tradeoff"]["sampled"] = sampled_lengths(
+            samples, chosen, alpha=settings.stochastic_length, method=advice["method"]
+        )
     if data is not None and data.requests is not None and settings.share is not None:
         with bar("merging windows") as progress:
             document["sharing"] = _sharing(document, data.requests, settings, chosen, progress)

@@ -10,6 +10,7 @@ from freescale_tools.collisions import report as of_collisions
 from freescale_tools.model import report as of_steps
 from freescale_tools.model.batches import enough_for
 from freescale_tools.profile.length_report import length_sections
+from freescale_tools.profile.sampled import sampled_table
 from freescale_tools.profile.straggler_report import method_name, straggler_section
 from freescale_tools.profile.tradeoff import tradeoff_notes
 from freescale_tools.report import numbers as n
@@ -196,7 +197,10 @@ def _tradeoff_section(found: Document) -> Section:
         title="What batch size and longest history cost",
         intro=f"{n.count(found['ranks'])} ranks, balanced by {method_name(found['method'])}. The last length of every "
         "batch size is that of no cut.",
-        blocks=(Table(title="Trade-off table", columns=columns, rows=found["points"], notes=notes),),
+        blocks=(
+            Table(title="Trade-off table", columns=columns, rows=found["points"], notes=notes),
+            *([sampled_table(found["sampled"])] if "sampled" in found else []),
+        ),
     )
 
 

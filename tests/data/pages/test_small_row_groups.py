@@ -74,8 +74,8 @@ def together(monkeypatch) -> list[int]:
     """How many row groups each piece had that was decoded at once without a fault, and -1 of those with one."""
     found, read = [], OpenSource.read_together
 
-    def counted(source, groups, layout):
-        rows = read(source, groups, layout)
+    def counted(source, groups, layout, **options):
+        rows = read(source, groups, layout, **options)
         found.append(-1 if rows is None else len(groups))
         return rows
 

@@ -220,7 +220,7 @@ def cases():
     yield (*data, "--ranks", "-1"), "--ranks must be at least 1, got -1"
     yield (*data, "--out", "data/a.parquet"), "is a file; name a folder"
     for option in (("--time", "user"), ("--calibration", "run.json")):
-        yield (*data, "--quick", *option), "leave out --time, --ids, --calibration and --gpu-hour-price"
+        yield (*data, "--quick", *option), "leave out --time, --ids, --calibration, --gpu-hour-price and"
     for price in ("0", "nan"):
         yield (*data, "--gpu-hour-price", price), "--gpu-hour-price must be above 0"
 

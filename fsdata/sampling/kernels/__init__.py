@@ -1,0 +1,1 @@
+"""Loops of sampled lists, compiled by numba."""
