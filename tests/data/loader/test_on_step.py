@@ -10,11 +10,9 @@ from played_clock import PlayedClock
 from rank_loaders import ALL, rows_of, sources_of
 from rank_loaders import loader_on as loader_of_sets
 from sets import SCHEMA
-from worlds import shared_world
 
-from fsdata import Balance, ParquetSource, Schema, Sequence
+from fsdata import ParquetSource, Schema, Sequence
 from fsdata.batch.batch import StepStats
-from fsdata.compose import installed
 from fsdata.nodes.step_numbers import StepNumbers
 from fsdata.nodes.timing import Timing
 
@@ -172,25 +170,6 @@ def test_bytes_read_of_small_row_groups_that_are_decoded_together(tmp_path):
         read, least = loader.stats()["bytes_read"], stored(path, {"row"}, range(40))
     # The first row groups are decoded once more where the first window is cut for an early first batch.
     assert least <= read <= least + stored(path, {"row"}, range(8))
-
-
-@pytest.mark.skipif(not installed("balance"), reason="of the extension that balances")
-def test_tokens_and_straggler_share_of_balanced_ranks(folder):
-    said = shared_world(2).run(balanced, folder)
-    for by_rank in said:
-        assert all(tokens == numbers["tokens"] for numbers, _, tokens in by_rank)
-        assert [numbers["straggler_share"] for numbers, planned, _ in by_rank] == [each for _, each, _ in by_rank]
-    assert any(numbers["straggler_share"] > 0 for numbers, _, _ in said[0])
-    shares = [[numbers["straggler_share"] for numbers, *_ in by_rank] for by_rank in said]
-    assert shares[0] == shares[1]
-
-
-def balanced(rank, size, folder):
-    said = []
-    options = {"rank": None, "world_size": None, "balance": Balance(), "on_step": said.append}
-    with loader_of_sets(folder, **options) as loader:
-        seen = [(batch.stats.straggler_after, tokens_in(batch)) for batch in loader]
-    return [(numbers, planned, tokens) for numbers, (planned, tokens) in zip(said, seen, strict=True)]
 
 
 @pytest.mark.parametrize("explode", [None, "candidates"])
