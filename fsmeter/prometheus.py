@@ -4,7 +4,7 @@ Counters end in `_total` and only grow: Prometheus makes rates of them, as in `r
 are seconds, bytes and ratios. Every metric has the label `rank`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fsranks.rank_context import resolve
@@ -110,7 +110,7 @@ class Prometheus:
         return found
 
 
-def _add(counters: list[tuple[str, float, Any]], numbers: Mapping[str, float]) -> None:
+def _add(counters: Sequence[tuple[str, float, Any]], numbers: Mapping[str, float]) -> None:
     for name, scale, counter in counters:
         if name in numbers:
             counter.inc(scale * numbers[name])

@@ -139,8 +139,8 @@ def held_out_rows(folder: Path) -> tuple[Path, pl.Expr]:
 
 
 def evaluated(rank: int, size: int, folder: str) -> tuple[float, list[tuple[int, int]], list[int]]:
-    """The program's `evaluate`, called while a loop of fscomm holds a batch: its result; samples of this rank and of all
-    ranks by step; and the users of all samples of this rank. The model is that of the checkpoint."""
+    """The program's `evaluate` with the model of the checkpoint, while a loop of fscomm holds a batch: its result;
+    samples of this rank and of all ranks by step; and the users of all samples of this rank."""
     with contextlib.chdir(folder), loader_of(size) as training:
         names = runpy.run_path(PROGRAM)
         model, optimizer = names["sharded"]()
