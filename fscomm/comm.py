@@ -21,7 +21,7 @@ from fscomm.loop.lookahead import Ahead, Listener, Lookahead, Rng
 from fscomm.loop.moving import Moving
 from fscomm.plan.sharding_group import MOST_RANKS_PER_HOST
 from fscomm.report.recorder import Recorder
-from fscomm.report.report import Report
+from fscomm.report.report import OnStep, Report
 from fscomm.tables.binding import MOST_CALLS
 from fscomm.tables.torchrec import torchrec_version
 from fscomm.transports.opening import agree_on, split_name
@@ -70,6 +70,13 @@ class enable:
 
     cpu_kernels: tables behind managed collision train on the CPU in the block (`fscomm.cpu_kernels.install`).
 
+    on_step: a function that gets the numbers of every step, a dict (`StepReport.numbers`): exposed milliseconds and
+    bytes by kind, the wait for stragglers, the collision rate. Steps are reported in order, each once, in the thread
+    that asks for batches, when it asks for one: two steps later than they were trained on, because their exclusive
+    gradients are applied until then; on a device once its streams have reached all of the step, which may be later. The
+    last steps follow when the block is left without an error. What the function raises reaches the loop, which may
+    ask for the batch again. Never called where nothing is served.
+
     Entering is collective over all ranks and blocks until they are there; `timeout_s` bounds that and every exchange,
     over gloo also those of TorchRec and DDP in a forward or backward pass. Leaving completes all updates.
 
@@ -91,8 +98,11 @@ class enable:
         ranks_per_host: int = 1,
         parts: int | Sequence[int] | Literal["auto"] = 1,
         cpu_kernels: bool = False,
+        on_step: OnStep | None = None,
         timeout_s: float = 300,
     ) -> None:
+        if on_step is not None and not callable(on_step):
+            raise TypeError(f"on_step is a function of a dict of numbers or None, got {on_step!r}")
         if transport != "auto":
             split_name(transport)
         if not timeout_s > 0:
@@ -123,6 +133,7 @@ class enable:
             transport=transport,
             strict=strict,
             asked=asked,
+            on_step=on_step,
             timeout_s=timeout_s,
         )
         self._comm: Comm | None = None
@@ -172,6 +183,7 @@ class Comm:
         transport: str,
         strict: bool,
         asked: "AskedParts | None" = None,
+        on_step: OnStep | None = None,
         timeout_s: float,
     ) -> "Comm":
         """Agree with all ranks on what is served and how, and take over the modules. Collective; blocks.
@@ -184,7 +196,7 @@ class Comm:
             raise ValueError(
                 "fscomm.enable needs torch.distributed: call init_process_group first (torchrun sets it up)"
             )
-        recorder = Recorder(rank=context.rank)
+        recorder = Recorder(rank=context.rank, on_step=on_step)
         meeting = partial(Meeting, context, what="fscomm.enable", timeout_s=timeout_s)
         agreed = agree(
             transport=transport,
@@ -312,6 +324,8 @@ class Comm:
                 lookahead.close()
             for moving in self._moving.values():
                 moving.close()
+        if error is None:
+            self._recorder.report_steps(over=True)
 
     def _end_at_exit(self) -> None:
         """Python ends inside the block."""

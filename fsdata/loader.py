@@ -11,12 +11,10 @@ from functools import partial, wraps
 from itertools import islice
 from typing import Any, Generic, Self
 
-import torch
 import torch.distributed as dist
 from typing_extensions import TypeVar
 
 from fsdata.batch.batch import Batch
-from fsdata.batch.host_memory import HostMemory, PageLockedMemory, PooledMemory
 from fsdata.batch.prefetch import STATE_LOADED, Prefetcher
 from fsdata.compose.stepping import Balancing, balanced_steps, check_balance, followed_steps
 from fsdata.nodes.batches import Adapted, Batches, BatchWithProgress
@@ -25,6 +23,7 @@ from fsdata.nodes.local_steps import LocalSteps
 from fsdata.nodes.node import Node
 from fsdata.nodes.prefetching_loader import PrefetchingLoader
 from fsdata.nodes.rows import Rows
+from fsdata.nodes.step_numbers import OnStep, StepNumbers, check_on_step
 from fsdata.nodes.steps import Steps
 from fsdata.nodes.units import Units
 from fsdata.options import bytes_of, integer
@@ -74,9 +73,19 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
             threads read. A larger row group is read ahead one at a time.
         prefetch: batches made ahead; 0 makes them in the calling thread.
         pin_memory: make batches in page-locked memory (CUDA). Results of `adapt` are pinned in the prefetch thread.
+            None follows the device: on in every epoch that begins after this process has started CUDA, as a model on a
+            GPU does; off in a loop on the CPU, which then takes no memory of a GPU.
         adapt: a function that converts each `Batch` to what the loop receives, in the prefetch thread, before pinning.
             It has to leave tensors on the CPU, and is not part of the state: a resumed job needs the same function.
             Pinned are tensors in mappings, lists, tuples and dataclasses, and objects with their own `pin_memory()`.
+        on_step: a function that gets the numbers of every batch, a dict, in the thread of the loop and before the loop
+            gets the batch. Sizes of this batch: `samples`, `tokens` (events of all sequences, candidates, ids of nested
+            fields). Since the batch before: `wait_s`, how long the loop waited for data; `decode_s`, the sum over all
+            decoding threads; `bytes_read`, see `stats`. Of the step on the batch before, except at the first batch of
+            an epoch: `step_s`, seconds from that batch to this one; `samples_per_s`, `tokens_per_s`. With `balance`:
+            `straggler_share`, planned, 1 - mean / max of the ranks' cost. `epoch`, `step`; `batches` yielded since the
+            loader was made; `waiting`, batches that are ready behind this one. All are of this rank. An error of the
+            function reaches the loop in place of the batch, which does not count as yielded.
         uneven: without `balance`, if rows drop out while reading or `max_tokens` is given: `"drop"` ends the epoch on
             all ranks when the first rank runs out of rows (those of the other ranks are counted in `dropped`),
             `"empty"` gives this rank batches without samples until all ranks have ended.
@@ -119,8 +128,9 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         num_threads: int | None = None,
         read_ahead: int | str = "256MB",
         prefetch: int = 2,
-        pin_memory: bool = False,
+        pin_memory: bool | None = None,
         adapt: Callable[[Batch], BatchT] | None = None,
+        on_step: OnStep | None = None,
         uneven: Uneven = "drop",
         drop_last: bool = False,
         rank: int | None = None,
@@ -153,17 +163,17 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
             process_group=process_group,
             timeout_s=timeout_s,
             what="FreeScaleDataLoader",
-            also=partial(self._also, balance, adapt),
+            also=partial(self._also, balance, adapt, on_step),
         )
         self._units, self._context, self._data = units, units.context, units.data
-        self._memory: HostMemory = PageLockedMemory() if options.pin else PooledMemory(units.pool)
         self._rows = Rows(units, num_threads=options.num_threads, read_ahead=options.read_ahead, memory=options.memory)
         try:
-            self._root = self._nodes(balance, adapt)
+            self._batches_node = self._nodes(balance)
         except BaseException:
             units.job.close()  # decoding threads and process groups: nothing else would end them
             raise
-        self._pin = options.pin and adapt is not None  # other batches are page-locked as they are made
+        self._root: Node[Any] = self._batches_node if adapt is None else Adapted(self._batches_node, adapt)
+        self._numbers = None if on_step is None else StepNumbers(on_step, units.data.timing, self._bytes_read)
         self._progress = Progress.start(0, self._context.world_size)
         self._next_epoch = 0
         self._loaded: Progress | None = None
@@ -172,17 +182,18 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         # Last: from here on the loader is closed when Python ends, which needs all of the above.
         super().__init__(units.job, units.data.timing)
 
-    def _also(self, balance: Balancing | None, adapt: object) -> dict[str, str]:
+    def _also(self, balance: Balancing | None, adapt: object, on_step: object) -> dict[str, str]:
         """Further arguments that must be equal on all ranks. Raises if one is invalid: inside the meeting of the ranks,
         so that the others get the error, too."""
         check_balance(balance)
         check_adapt(adapt)
+        check_on_step(on_step)
         if balance is not None and self._options.max_tokens is not None:
             raise ValueError("max_tokens is for batches without balance: give Balance(max_tokens=...) in its place")
         return {**self._options.shared(), "balance": repr(balance)}
 
-    def _nodes(self, balance: Balancing | None, adapt: Callable[[Batch], BatchT] | None) -> Node[Any]:
-        """The nodes behind `Rows`: see `fsdata.nodes`."""
+    def _nodes(self, balance: Balancing | None) -> Batches:
+        """The nodes from `Rows` to batches: see `fsdata.nodes`."""
         options, timeout_s = self._options, self._options.timeout_s
         steps = Steps(self._rows, options.batch_size, drop_last=options.drop_last, max_tokens=options.max_tokens)
         # Steps are counted without reading them unless rows drop out of them, or wait for the next one.
@@ -199,8 +210,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
             # loader alive that the user has dropped.
             loader = weakref.ref(self)
             dealt = followed_steps(dealt, timeout_s, lambda: loader() is not None)
-        batches = Batches(dealt, memory=self._memory, cost=None if balance is None else balance.cost)
-        return batches if adapt is None else Adapted(batches, adapt)
+        return Batches(dealt, pin_memory=options.pin, cost=None if balance is None else balance.cost)
 
     def __iter__(self) -> Iterator[BatchT]:
         if self._closed:
@@ -367,9 +377,12 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank since the loader was made, for logs: `batches` yielded, batches that are `waiting` now,
-        `dropped`, `retries`, `skipped`, reads of files that are not local, and `seconds` by activity (see
+        `dropped`, `retries`, `skipped`, `bytes_read`, reads of files that are not local, and `seconds` by activity (see
         `fsdata.nodes.timing.Timing`). JSON-able, inexpensive, from any thread.
 
+        `bytes_read` are bytes of the files, as they are stored: the column chunks of the row groups that were decoded,
+        local or not, of the columns that the schema needs. A row group that is decoded in two parts is read twice.
+        Side tables, tables of histories and footers are not included.
         `decoded_peak_bytes` is the peak size of rows that were decoded and not yet in a batch. `remote` has the `bytes`
         of row groups that were read, `unplanned_reads`: reads of bytes that were not read ahead of the decoder (0 is
         normal), and `read_ahead_peak_bytes`: the peak size of bytes that were read ahead.
@@ -385,6 +398,7 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
             "dropped": self.dropped,
             "retries": self.retries,
             "skipped": len(self.skipped),
+            "bytes_read": self._bytes_read(),
             "decoded_peak_bytes": self._rows.most_bytes,
             "remote": {
                 "bytes": sum(size for size, _ in reads),
@@ -405,6 +419,9 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         """Reads repeated on this rank after transient errors of a remote filesystem."""
         return sum(source.retries for source in self._data.sources)
 
+    def _bytes_read(self) -> int:
+        return sum(source.bytes_read for source in self._data.sources)
+
     def _before_close(self) -> None:
         for source in self._data.sources:
             source.end_retries()
@@ -415,14 +432,18 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
             raise RuntimeError(_CLOSED)
         self._guard.check(turn)
         self._guard.bind_process()
-        if self._options.pin:
-            # CUDA starts on the current device of the thread that uses it first: the user chose that of this thread.
-            self._memory.tensor(1, torch.uint8)
         self._job.begin(progress)
-        next_batch = partial(next_of, self._root)
-        self._prefetcher = prefetcher = Prefetcher(next_batch, depth=self._options.prefetch, pin=self._pin)
+        numbers, batches = self._numbers, self._batches_node
+        next_batch = partial(next_of, self._root, batches if numbers is not None else None)
+        # Without `adapt`, batches are page-locked as they are made.
+        pin = batches.pins and self._root is not batches
+        self._prefetcher = prefetcher = Prefetcher(next_batch, depth=self._options.prefetch, pin=pin)
         yielded = False
+        if numbers is not None:
+            numbers.begin_epoch()
         for item in self._items(prefetcher, turn):
+            if numbers is not None:  # first: a batch whose report raises was not yielded
+                numbers.report(*item.counted, batches=self._batches + 1, waiting=prefetcher.waiting)
             self._progress = item.progress
             self._batches += 1
             yielded = True
@@ -462,10 +483,10 @@ class FreeScaleDataLoader(PrefetchingLoader, Generic[BatchT]):
         )
 
 
-def next_of(root: Node[Any]) -> BatchWithProgress[Any] | None:
-    """The next batch, None at the end of the epoch."""
+def next_of(root: Node[Any], counted: Batches | None) -> BatchWithProgress[Any] | None:
+    """The next batch, None at the end of the epoch. counted: the node whose counts of the batch are reported."""
     try:
         batch = root.next()
     except StopIteration:
         return None
-    return BatchWithProgress(batch, root.place())
+    return BatchWithProgress(batch, root.place(), None if counted is None else counted.counted())

@@ -142,6 +142,7 @@ IN_ORDER = {
         ("lengths", "clocks", "notes"),
         ("calls",),
         ("meter", "trace"),
+        ("prometheus",),
     ),
 }
 

@@ -124,6 +124,7 @@ class Engine(Listener):
         Raises:
             NotServedError: if `strict`, and other code has replaced the forward of a module.
         """
+        self._recorder.report_steps()  # first: after an error of the user's function the batch can be asked for again
         thread = threading.get_ident()
         resumed = self._epoch() is not epoch
         other = self.elsewhere and thread != self._puller  # which may have ended
@@ -420,6 +421,7 @@ class Engine(Listener):
 
     def _begin(self, step: Step, m: int, features: Any) -> None:
         """A forward of module m in training belongs to `step`."""
+        self._recorder.trains(step.number)
         self.steps.begin(step, elsewhere=self.elsewhere)
         step.modules[self.served.calls[m].start].calls += 1
         if step.batch is not None:

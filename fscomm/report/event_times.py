@@ -109,6 +109,11 @@ class EventTimes:
         while len(self._idle) > 1 and self._idle[0][1] < first:
             self._idle.popleft()
 
+    def oldest_step(self) -> float:
+        """The first step of which a wait or work has not been added yet; infinity if there is none."""
+        open_steps = [each.step for each in (*self._waits, *self._work) if each.step is not None]
+        return min(open_steps, default=math.inf)
+
     def _on_host(self, timed: Timed) -> bool:
         """Work of the training thread is the host's own, whatever it issues to a device that it runs ahead of."""
         return self._device is not None and timed.what == "inline"

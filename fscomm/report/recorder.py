@@ -17,13 +17,16 @@ import torch
 
 from fscomm.device import Device
 from fscomm.report.event_times import EventTimes
-from fscomm.report.report import ATOMICS, Collisions, Forwards, Managed, Report, Tried
+from fscomm.report.report import ATOMICS, Collisions, Forwards, Managed, OnStep, Report, Tried
 from fscomm.report.step_table import STEP, StepTable
 from fsranks.observers import observers
 
 _NOT_OBSERVED = nullcontext()
 _OURS = "fscomm"
 _NOT_THE_USERS = (_OURS, "torch", "torchrec", "fbgemm_gpu")
+# Exclusive gradients of a step are applied before the exclusive rows of the second step after it are looked up, for
+# which the forward of that step waits.
+_UNDER_WAY = 2  # steps before a forward in training, that work may still be recorded of
 
 
 class _Numbers(Protocol):
@@ -39,11 +42,21 @@ class _Numbers(Protocol):
 class Recorder:
     """Events of one rank. Any thread may call its methods; the thread that creates it is the training thread.
 
-    keep: the number of last steps that are kept one by one. clock: returns seconds.
+    keep: the number of last steps that are kept one by one. clock: returns seconds. on_step: see `fscomm.enable`.
     """
 
-    def __init__(self, *, rank: int = 0, keep: int = 1000, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        keep: int = 1000,
+        clock: Callable[[], float] = time.perf_counter,
+        on_step: OnStep | None = None,
+    ) -> None:
         self.rank = rank
+        self._on_step = on_step
+        self._newest = self._training = -1  # the step that was handed out last; that of the last forward in training
+        self._reported = -1  # the last step that `on_step` got
         self.clock = clock
         self._lock = threading.Lock()
         self._table = StepTable(keep)
@@ -72,6 +85,29 @@ class Recorder:
             if self._held is not None and self._trained:
                 self._table.add(self._held, STEP, 1e3 * (now - self._held_since))
             self._held, self._held_since, self._trained = step, now, False
+            self._newest = max(self._newest, step)
+
+    def trains(self, step: int) -> None:
+        """A forward in training belongs to `step`."""
+        self._training = max(self._training, step)
+
+    def report_steps(self, *, over: bool = False) -> None:
+        """Report the steps to `on_step` of which nothing more will be recorded, each once, in order. Raises its errors.
+
+        Called between two steps, by the thread that asks for batches. On a device, a step is reported after all of its
+        waits and work have been reached. over: report all of them, as the block is over.
+        """
+        if self._on_step is None:
+            return
+        with self._lock:
+            self._times.settle()
+            last = self._newest if over else int(min(self._training - _UNDER_WAY, self._times.oldest_step() - 1))
+            snapshot = self._table.snapshot(range(self._reported + 1, last + 1))
+        _, *steps = snapshot.reports()
+        for step in steps:
+            self._reported = step.step  # first: a step whose report raises is not reported again
+            self._on_step(step.numbers())
+        self._reported = max(self._reported, last)
 
     def span(self, kind: str, *, step: int | None = None) -> AbstractContextManager[None]:
         """Around work of `kind`: hidden on a thread of the engine, inline on the training thread."""

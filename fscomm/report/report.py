@@ -7,13 +7,16 @@ blocked, and hidden the time that other streams work beside it.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from fscomm.report.verdict import AGREEMENT, typical, verdict
+
+OnStep = Callable[[dict[str, float]], object]
+"""Receives the numbers of a step, by name: see `StepReport.numbers`."""
 
 VERSION = 1
 WARM_UP = "warm-up: nothing was fetched ahead for it yet"
@@ -172,6 +175,34 @@ class StepReport:
         """Every kind that has times or bytes in this step, sorted."""
         sent = {kind for by_kind in self.bytes.values() for kind in by_kind}
         return sorted({*self.exposed_ms, *self.inline_ms, *self.hidden_ms, *sent})
+
+    def numbers(self) -> dict[str, float]:
+        """The step as a flat dict of numbers for logs: a name with "/" is one kind of the sum before it.
+
+        `exposed_ms`, `exposed_ms/KIND`: `waits`. `hidden_ms`, `straggler_ms`, and `step_ms` if the step was timed.
+        `sent_bytes`, `received_bytes` and those of each kind, over all modules: between this rank and others.
+        `collision_rate`: the share of ids whose row collides, if rows of this rank were used.
+        """
+        waits = self.waits
+        moved = {kind: self.traffic(kind) for kind in self.kinds}
+        moved = {kind: traffic for kind, traffic in moved.items() if traffic != Traffic()}
+        collisions = sum(self.collisions.values(), Collisions())
+        found: dict[str, float] = {"step": self.step}
+        if self.step_ms is not None:
+            found["step_ms"] = self.step_ms
+        found |= {
+            "exposed_ms": sum(waits.values()),
+            **{f"exposed_ms/{kind}": ms for kind, ms in waits.items()},
+            "hidden_ms": sum(self.hidden_ms.values()),
+            "straggler_ms": self.straggler_ms,
+            "sent_bytes": sum(each.sent for each in moved.values()),
+            **{f"sent_bytes/{kind}": each.sent for kind, each in moved.items()},
+            "received_bytes": sum(each.received for each in moved.values()),
+            **{f"received_bytes/{kind}": each.received for kind, each in moved.items()},
+        }
+        if collisions.occurrences:
+            found["collision_rate"] = collisions.rate
+        return found
 
     def traffic(self, kind: str) -> Traffic:
         """Bytes of `kind` over all modules."""

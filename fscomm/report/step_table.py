@@ -82,10 +82,14 @@ class StepTable:
         for field in counts.__slots__:
             self.add(step, (what, name, field), getattr(counts, field))
 
-    def snapshot(self) -> Snapshot:
-        """A copy, so that reports are made from it without the lock."""
+    def snapshot(self, steps: range | None = None) -> Snapshot:
+        """A copy, so that reports are made from it without the lock. steps: only these; None: all that are kept."""
         used = len(self._columns)
-        kept = sorted((step, row) for row, step in enumerate(self._steps) if step != _TOTAL)
+        if steps is None:
+            kept = sorted((step, row) for row, step in enumerate(self._steps) if step != _TOTAL)
+        else:
+            rows_of = ((step, step % self._keep) for step in steps[-self._keep :])
+            kept = [(step, row) for step, row in rows_of if self._steps[row] == step]
         rows = self._rows[[row for _, row in kept], :used]
         values = np.vstack([self._total[:used], rows])
         return Snapshot([_TOTAL, *(step for step, _ in kept)], dict(self._columns), values)

@@ -165,6 +165,11 @@ class OpenSource:
         return any(not isinstance(folder.filesystem, LocalFileSystem) for folder in self.files.folders)
 
     @property
+    def bytes_read(self) -> int:
+        """Of the main table: bytes of the column chunks that were decoded, as they are stored."""
+        return self._files.bytes_read
+
+    @property
     def remote_reads(self) -> tuple[int, int]:
         """Of the main table: (bytes of row groups read from remote files, number of reads that were not planned)."""
         return self._files.remote_reads

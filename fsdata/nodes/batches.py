@@ -21,7 +21,7 @@ from fsdata.decode.block import Spans
 from fsdata.decode.row_layout import Layout
 from fsdata.nodes.explode import explode
 from fsdata.nodes.guards import not_the_end
-from fsdata.nodes.loader_options import can_pin
+from fsdata.nodes.loader_options import can_pin, pins_now
 from fsdata.nodes.node import Node
 from fsdata.nodes.steps import Step
 from fsdata.order.progress import Progress
@@ -31,10 +31,11 @@ BatchT = TypeVar("BatchT")
 
 @dataclass(frozen=True, slots=True)
 class BatchWithProgress(Generic[BatchT]):
-    """A prefetched batch, and the position of the job after it."""
+    """A prefetched batch, and the position of the job after it. counted: `Batches.counted`, where it is reported."""
 
     batch: BatchT
     progress: Progress
+    counted: tuple[StepStats, int] | None = None
 
     def pin_memory(self) -> "BatchWithProgress[BatchT]":
         return replace(self, batch=pinned(self.batch))
@@ -44,23 +45,44 @@ class Batches(Node[Batch]):
     """One `Batch` per step.
 
     Args:
-        pin_memory: allocate tensors in page-locked memory (CUDA).
-        memory: the memory of the tensors, instead of that which `pin_memory` selects.
+        pin_memory: allocate tensors in page-locked memory (CUDA); None: in epochs that begin when this process uses a
+            GPU, see `pins_now`.
         cost: `Batch.cost`.
+
+    Attributes:
+        pins: whether batches of this epoch are page-locked.
     """
 
     def __init__(
         self,
         source: Node[Step],
         *,
-        pin_memory: bool = False,
-        memory: HostMemory | None = None,
+        pin_memory: bool | None = None,
         cost: CostOf | None = None,
     ) -> None:
         super().__init__(source)
-        if memory is None:
-            memory = PageLockedMemory() if can_pin(pin_memory) else PooledMemory(self.units.pool)
-        self._maker = BatchMaker(self.units.data.layout, memory, cost)
+        self._pin = can_pin(pin_memory)
+        self._pooled = PooledMemory(self.units.pool)
+        self._page_locked = PageLockedMemory()
+        self._made: StepStats | None = None
+        self._counts = np.empty(0, np.int64)
+        self._lists = list(self.units.data.layout.groups.values())
+        self.pins = False
+        self._maker = BatchMaker(self.units.data.layout, self._pooled, cost)
+
+    def on_begin(self, progress: Progress) -> None:
+        self.pins = pins_now(self._pin)
+        self._maker.memory = self._page_locked if self.pins else self._pooled
+        if self.pins:
+            # CUDA starts on the current device of the thread that uses it first: the user chose that of this thread.
+            self._page_locked.tensor(1, torch.uint8)
+
+    def counted(self) -> tuple[StepStats, int]:
+        """Of the batch made last: its counts, and its tokens: events, candidates and ids of nested fields, as
+        `fsdata.order.tokens` counts them."""
+        assert self._made is not None
+        tokens = self._counts[self._lists].sum() if self._lists else self._made.samples
+        return self._made, int(tokens)
 
     def next(self) -> Batch:
         """Raises StopIteration at the end of the epoch."""
@@ -70,6 +92,7 @@ class Batches(Node[Batch]):
         if data.layout.exploded is not None:  # last, so that each row was read, planned and moved once
             spans, row = explode(spans, data.layout)
             origin = origin[row]
+        self._made, self._counts = step.stats, spans.counts
         with data.timing.of("assemble"):
             return self._maker.make(spans, origin=origin, stats=step.stats)
 
@@ -101,19 +124,23 @@ class Adapted(Node[Any]):
 
 
 class BatchMaker:
-    """Builds batches of rows of one layout in `memory`. cost: `Batch.cost`."""
+    """Builds batches of rows of one layout. cost: `Batch.cost`.
+
+    Attributes:
+        memory: of the tensors; it may change between batches.
+    """
 
     def __init__(self, layout: Layout, memory: HostMemory, cost: CostOf | None = None) -> None:
         self._layout = layout
         self._cost = cost
-        self._memory = memory
+        self.memory = memory
         self._plan = BatchPlan.from_layout(layout)
         self._type = batch_type()
 
     def make(self, spans: Spans, *, origin: np.ndarray, stats: StepStats) -> Batch:
         """A batch of copies of N rows. origin: int64 [N, 2]. The batch keeps `origin` and the lengths of `spans`."""
         register_pipelineable(Batch)
-        layout, plan, memory = self._layout, self._plan, self._memory
+        layout, plan, memory = self._layout, self._plan, self.memory
         windows: dict[str, MergedWindows] = {}
         parts, length, elements = [spans], spans.length, spans.counts
         if layout.shared:
@@ -169,7 +196,7 @@ class BatchMaker:
         addresses = [0] * len(counts)
         for first, stop, dtype, width in self._plan.tensors:
             *before, total = accumulate(counts[first:stop], initial=0)
-            flat[first] = tensor = self._memory.tensor(total, dtype, width)
+            flat[first] = tensor = self.memory.tensor(total, dtype, width)
             address, size = tensor.data_ptr(), dtype.itemsize
             addresses[first:stop] = [address + size * values for values in before]
         return flat, np.array(addresses, np.int64)
@@ -178,7 +205,7 @@ class BatchMaker:
         """int64 [N + 1] of a sequence; length: int64 [N]."""
         offsets = np.zeros(len(length) + 1, np.int64)
         np.add.accumulate(length, out=offsets[1:])
-        return self._memory.tensor_of(offsets)
+        return self.memory.tensor_of(offsets)
 
 
 def _texts(flat: torch.Tensor, length: np.ndarray) -> list[str]:

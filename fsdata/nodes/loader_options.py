@@ -26,7 +26,7 @@ class LoaderOptions:
     read_ahead: int
     memory: int | None
     prefetch: int
-    pin: bool
+    pin: bool | None
     uneven: Uneven
     drop_last: bool
     timeout_s: float
@@ -59,12 +59,25 @@ def checked_order(shuffle: Any, shuffle_window: Any, seed: Any) -> dict[str, Any
     return {"shuffle": boolean("shuffle", shuffle), "shuffle_window": window, "seed": integer("seed", seed, 0)}
 
 
-def can_pin(wanted: bool) -> bool:
-    """Whether to pin memory. Warns if it is requested and there is no device."""
+def can_pin(wanted: bool | None) -> bool | None:
+    """Whether to pin memory; None: see `follows_device`. Warns if it is requested and there is no device."""
+    if wanted is None:
+        return None
     if boolean("pin_memory", wanted) and not torch.cuda.is_available():
         warnings.warn("pin_memory=True has no effect: no CUDA device is available", stacklevel=3)
         return False
     return bool(wanted)
+
+
+def pins_now(pin: bool | None) -> bool:
+    """Whether an epoch that begins now has page-locked batches. pin: the result of `can_pin`.
+
+    None follows the device: True once this process uses a GPU, as it does before an epoch if its model is on one.
+    Whether the machine has a GPU is not the question: in a loop on the CPU, page-locked memory would start CUDA and
+    take some hundred MB of a GPU that nothing else in the process uses. And `torch.cuda.is_available()` may start CUDA,
+    too, after which children forked from this process cannot use it.
+    """
+    return torch.cuda.is_initialized() if pin is None else pin
 
 
 def check_sources(sources: Sequence[ParquetSource], schema: Schema) -> None:

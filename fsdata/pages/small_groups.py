@@ -69,6 +69,7 @@ class SmallGroups:
         plan = plans[self._files.kind_of[number]]
         with self._files.open_files.using(self._files.expected_file(number)) as file:
             indices = [group.index for group in groups]
+            self._files.count_read(file, indices, plan)
             batch = read(file.parquet, file.source, file.chunks, indices, plan.leaves, rows)
         # Faults are raised here, and noted when the row groups are then decoded one by one: only then the row is known.
         decoded = decode_batch(batch, 0, plan, replace(self._files.faults, notes=None))

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from typer.testing import CliRunner
 from worlds import shared_world
 
+import fscomm
 import fsdata
 from freescale_tools.cli import app
 
@@ -125,3 +126,59 @@ def test_another_number_of_ranks_has_the_state_and_the_rest_of_the_epoch(ranks, 
     seen = Counter(chain(*shared_world(2).run(begun, str(folder))))
     assert seen.total() == STOP * GLOBAL_BATCH
     assert Counter(chain(*left)) == everyone - seen
+
+
+EVALUATED = 3  # samples of a rank and step of an evaluation
+
+
+def held_out_rows(folder: Path) -> tuple[Path, pl.Expr]:
+    """The held-out file, and a filter that keeps rows of users at its beginning: ranks have different numbers then."""
+    *_, held_out = sorted((folder / "data" / "source-0").glob("*.parquet"))
+    users_of_file = pl.read_parquet(held_out)["user_id"].to_list()
+    return held_out, pl.col("user_id").is_in(users_of_file[: len(users_of_file) // 3])
+
+
+def evaluated(rank: int, size: int, folder: str) -> tuple[float, list[tuple[int, int]], list[int]]:
+    """The program's `evaluate` with the model of the checkpoint, while a loop of fscomm holds a batch: its result;
+    samples of this rank and of all ranks by step; and the users of all samples of this rank."""
+    with contextlib.chdir(folder), loader_of(size) as training:
+        names = runpy.run_path(PROGRAM)
+        model, optimizer = names["sharded"]()
+        names["resume"](model, optimizer, training)
+        seen: list[fsdata.Batch] = []
+        names["evaluate"].__globals__["with_a_sample"] = lambda batch: (
+            seen.append(batch) or names["with_a_sample"](batch)
+        )
+        held_out, condition = held_out_rows(Path())
+        source = fsdata.ParquetSource(held_out, filter=condition)
+        schema = fsdata.Schema.from_toml("data/schema.toml")
+        validation = fsdata.FreeScaleDataLoader(source, schema, batch_size=EVALUATED, uneven="empty")
+        with validation, fscomm.enable(model) as comm:
+            scores = []
+            for batch in islice(comm.lookahead(training), 2):  # the loop goes on behind an evaluation
+                scores.append(names["evaluate"](model, validation))
+                losses = names["losses_of"](model, batch)
+                fsdata.global_mean(losses, batch, over="candidate_labels").backward()
+                optimizer.step()
+        assert scores[0] != scores[1]
+        seen = seen[: len(seen) // 2]
+        sizes = [(len(batch), batch.stats.global_samples) for batch in seen]
+        return scores[0], sizes, users(seen)
+
+
+def test_evaluation_counts_every_sample_once_where_ranks_have_different_numbers(trained):
+    held_out, condition = held_out_rows(trained)
+    everyone = Counter(pl.read_parquet(held_out).filter(condition)["user_id"].to_list())
+    scores, steps = [], {}
+    for ranks in (1, 2):
+        found, steps[ranks], of_ranks = zip(*shared_world(ranks).run(evaluated, str(trained)), strict=True)
+        assert Counter(chain(*of_ranks)) == everyone
+        assert len(set(found)) == 1
+        scores.append(found[0])
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
+    one, two = steps[2]
+    assert len(one) == len(two)  # or the forward of a sharded table would wait for ever
+    assert [of_all for _, of_all in one] == [a + b for (a, _), (b, _) in zip(one, two, strict=True)]
+    assert sum(a for a, _ in one) != sum(b for b, _ in two)
+    empty = [0 in (a, b) for (a, _), (b, _) in zip(one, two, strict=True)]
+    assert sum(empty) > 2

@@ -77,7 +77,7 @@ def without_output(page: Path | str) -> list[str]:
 
 def test_no_page_with_examples_is_left_out():
     of_data = ("schema", "sources", "histories", "balancing", "resume")
-    of_communication = ("fscomm", "steps-in-parts", "managed-collision")
+    of_communication = ("fscomm", "steps-in-parts", "managed-collision", "metrics")
     here = {f"docs/{page}.md" for page in (*of_data, *of_communication, "index", "coming-from")} | {"README.md"}
     # By its commands; in test_checkpoints.py; in tests/comm/loop/test_trainers.py.
     run_elsewhere = {"docs/getting-started.md", "docs/checkpoints.md", "docs/trainers.md"}

@@ -66,6 +66,7 @@ class RowReader(ABC):
         groups: the row groups. kinds: per kind of file, how fields are bound to columns.
         faults: policy for rows that contradict the schema. skipped: files and row groups that were left out.
         version: of a Delta or Iceberg table.
+        bytes_read: bytes of the column chunks that were decoded, as they are stored; 0 for readers without files.
         small_groups: decodes small row groups together; None where this is not possible.
     """
 
@@ -73,6 +74,7 @@ class RowReader(ABC):
     groups: Groups
     kinds: list[FileKind]
     version: str | None = None
+    bytes_read = 0
     small_groups: SmallGroups | None = None
 
     def __init__(self, source: ParquetSource, label: str, notes: list[Fault] | None) -> None:

@@ -16,11 +16,13 @@ from fsdata.catalog.prune import may_have_rows, pruned
 from fsdata.catalog.retry import Retrying
 from fsdata.decode.decode import ColumnDecoder, decode_rows
 from fsdata.decode.decoded_rows import DecodedRows
+from fsdata.decode.plan import DecodePlan
 from fsdata.decode.readers.open_files import ExpectedFile, OpenFiles, OpenParquet, RemoteGroup, RemoteReads
 from fsdata.decode.readers.row_groups import RowGroup, RowGroups
 from fsdata.decode.readers.row_reader import DamagePolicy, Plans, RowReader, SmallGroups
 from fsdata.decode.reused_buffers import Pool
 from fsdata.errors import CorruptFileError, Fault
+from fsdata.kernels.footer import STORED
 from fsdata.schema import Field
 from fsdata.sources.source import ParquetSource
 from fsranks.machine.cores import usable_cores
@@ -256,9 +258,19 @@ class SourceFiles(RowReader):
         with DamagePolicy(self, group) as damage:
             for attempt in self.retry.attempts(known.file):
                 with attempt, self.open_files.using(known) if remote is None else remote.opened() as file:
+                    self.count_read(file, group.index, plan)
                     return decode_rows(file, group.index, rows, plan, faults, pool=self._pool, pages=self.pages)
         damage.raise_of_map()
         return None
+
+    def count_read(self, file: OpenParquet, groups: int | Sequence[int], plan: DecodePlan) -> None:
+        """Add the chunks of the plan's columns in some row groups to `bytes_read`."""
+        if plan.rows_only:  # the footer has all that is needed
+            return
+        # Every chunk is read as a whole, also if only some of its rows or pages are decoded.
+        stored = int(file.chunks[groups][..., plan.leaves, STORED].sum())
+        with self._lock:
+            self.bytes_read += stored
 
     def describe(self) -> dict[str, Any]:
         """See `RowReader`."""

@@ -29,7 +29,7 @@ from fsdata import ParquetSource, Schema, SchemaError, Sequence
         ({"defaults": {"user": True}}, "must be a number"),
         ({"nulls": {"user": "keep"}}, "must be one of error, default, drop, got 'keep'"),
         ({"nulls": {"user": "default"}}, "needs the value"),
-        ({"weight": 0}, "positive"),
+        ({"weight": -1}, "positive"),
         ({"on_error": "ignore"}, "on_error must be one of 'raise', 'skip', got 'ignore'"),
         ({"columns": ["user"]}, "maps field names"),
         ({"join": ["x"]}, "takes Join objects"),

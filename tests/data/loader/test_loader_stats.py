@@ -26,7 +26,8 @@ def folder(tmp_path_factory):
 
 def test_what_a_loader_says_of_its_work(folder):
     with loader_on(folder, SCHEMA, batch_size=10, prefetch=0) as loader:
-        nothing = dict.fromkeys(("batches", "waiting", "dropped", "retries", "skipped", "decoded_peak_bytes"), 0)
+        names = ("batches", "waiting", "dropped", "retries", "skipped", "bytes_read", "decoded_peak_bytes")
+        nothing = dict.fromkeys(names, 0)
         remote = {"bytes": 0, "unplanned_reads": 0, "read_ahead_peak_bytes": 0}
         assert loader.stats() == {**nothing, "remote": remote, "seconds": {}}
         assert sum(len(batch) for batch in loader) == 60
