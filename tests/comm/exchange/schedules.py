@@ -128,7 +128,7 @@ class Schedule:
             (executor, "open_transport", lambda *_, **__: self._transport()),
             (executor, "Worker", partial(PlayedWorker, play)),
             (executor, "WireGate", OpenGate),
-            (group_tables, "Shadow", lambda kernel: kernel),
+            (group_tables, "Shadow", lambda kernel, turns: kernel),
             (moving, "device_of", lambda _: device),
             (nccl, "_SMALLEST", 16),
             (watch, "poll", _until_done),
