@@ -35,18 +35,47 @@ class AskedOnce(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Uses:
+    """Those in one part of ids whose gradients are added up.
+
+    Attributes:
+        part: the number of the part.
+        rows: int64[n] of its gradient; None: all of them.
+        places: int64[n] among all uses, in the order of the whole batch; None: there are no others.
+    """
+
+    part: int
+    rows: torch.Tensor | None
+    places: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartSum:
     """What is added up after a part.
 
     Attributes:
-        uses: int64[n] of the ids that no later part uses, in the order of the whole batch. They are numbered part after
-            part.
-        into: int64[n] which of the sums each of them goes into. sums: how many there are.
+        uses: by part, of the ids that no later part uses.
+        into: int64[n] which of the sums each use goes into, in the order of the whole batch. sums: how many there are.
     """
 
-    uses: torch.Tensor
+    uses: list[Uses]
     into: torch.Tensor
     sums: int
+
+    def gathered(self, gradients: Sequence[torch.Tensor | None], some: torch.Tensor) -> torch.Tensor:
+        """[n, D] the gradients of all uses, zeros where there are none. some: one of `gradients`."""
+        found = []
+        for of_part in self.uses:
+            gradient = gradients[of_part.part]
+            if gradient is not None:
+                rows = gradient if of_part.rows is None else gradient.index_select(0, of_part.rows)
+                if of_part.places is None:
+                    return rows
+                found.append((of_part.places, rows))
+        together = some.new_zeros(len(self.into), some.shape[1])
+        for places, rows in found:
+            together.index_copy_(0, places, rows)
+        return together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +90,7 @@ class DedupMerge(Merge):
         if some is None:
             return None
         of_part = self.by_part[len(gradients) - 1]
-        lengths = np.diff(self.ends[: len(gradients)], prepend=0).tolist()
-        of_uses = torch.cat(
-            [
-                some.new_zeros(length, some.shape[1]) if gradient is None else gradient
-                for gradient, length in zip(gradients, lengths, strict=True)
-            ]
-        ).index_select(0, of_part.uses)
+        of_uses = of_part.gathered(gradients, some)
         sums = some.new_zeros(of_part.sums, some.shape[1])
         # As the backward pass of TorchRec's selection does it: another operator might round otherwise.
         if self.gathers:
@@ -138,7 +161,7 @@ class DedupPlan(RowPlan):
             ends=np.cumsum(sizes).tolist(),
             items=item[in_parts],
             ends_of_uses=np.cumsum(counts.sum(0)).tolist(),
-            by_part=_sums(_inverse(in_parts), local[item], last[item], sizes),
+            by_part=_sums(part_of_use, _inverse(in_parts), local[item], last[item], sizes),
             gathers=gathers,
         )
 
@@ -165,13 +188,30 @@ def _first_and_last(
     return first, last
 
 
-def _sums(use: np.ndarray, local: np.ndarray, last: np.ndarray, sizes: np.ndarray) -> list[PartSum]:
-    """[k]. Of each use, in the order of the whole batch: its number part after part, that of its sum among those of all
-    parts, and the last part that uses its id. sizes: [k] sums."""
+def _sums(
+    part_of_use: np.ndarray, use: np.ndarray, local: np.ndarray, last: np.ndarray, sizes: np.ndarray
+) -> list[PartSum]:
+    """[k]. Of each use, in the order of the whole batch: its part, its number part after part, the number of its sum
+    among those of all parts, and the last part that uses its id. sizes: [k] sums."""
+    lengths = np.bincount(part_of_use, minlength=len(sizes))
+    row = use - starts_of(lengths)[part_of_use]
     found = []
     for part, (start, size) in enumerate(zip(starts_of(sizes), sizes.tolist(), strict=True)):
         which = np.flatnonzero(last == part)
-        found.append(PartSum(uses=torch.from_numpy(use[which]), into=torch.from_numpy(local[which] - start), sums=size))
+        uses = []
+        for source in np.unique(part_of_use[which]).tolist():
+            places = np.flatnonzero(part_of_use[which] == source)
+            rows = row[which[places]]
+            whole, alone = len(rows) == lengths[source], len(places) == len(which)
+            # The rows of a part increase with the places, so all of them are the rows as they are.
+            uses.append(
+                Uses(
+                    part=source,
+                    rows=None if whole else torch.from_numpy(rows),
+                    places=None if alone else torch.from_numpy(places),
+                )
+            )
+        found.append(PartSum(uses=uses, into=torch.from_numpy(local[which] - start), sums=size))
     return found
 
 
