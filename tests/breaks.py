@@ -379,7 +379,7 @@ BREAKS: tuple[Break, ...] = (
     Break(
         file="fscomm/parts/dedup_plan.py",
         before="        which = np.flatnonzero(last == part)\n",
-        after='        which = np.flatnonzero(last == part)\n        which = which[np.argsort(part_of_use[which], kind="stable")]\n',
+        after="        which = np.flatnonzero(last == part)[np.argsort(part_of_use[last == part], kind='stable')]\n",
         tests=("tests/comm/parts/test_parts.py",),
         why="with index dedup gradients of an id are added up part after part, and not feature after feature",
     ),

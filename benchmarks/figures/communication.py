@@ -1,5 +1,7 @@
 """Exposed communication, and the bytes of pooled tables."""
 
+import re
+
 from figures.records import Record, listed, record, say, table
 
 _MODES = ("plain loop", "TorchRec SparseDist", "TorchRec PEC, stubbed", "fscomm")
@@ -95,7 +97,7 @@ def dedup() -> None:
         (floor,) = found.note(rf"^{section}: .* exposed: ([\d.]+) ms")
         times = [exposed_ms(found, section, mode) for mode in modes]
         shown = ("" if time is None else f"{time:.0f}" for time in times)
-        rows.append([section.replace("collision", "shared rows"), *shown, f"{float(floor):.0f}"])
+        rows.append([re.sub(r"collision (\d+) ?%", r"\1 % of rows shared", section), *shown, f"{float(floor):.0f}"])
     say(
         "Batches of a log that is read user by user: 256 samples of 200 events, of four users, so 98 % of the ids of a "
         "batch are duplicates. Exposed milliseconds per step, on the same links; the last column is the time in which "
