@@ -37,7 +37,7 @@ def loop(rank, size, case):
     return said, threads == {threading.get_ident()}, block.report()
 
 
-@pytest.mark.parametrize("case", ["row", "pooled table mean"])
+@pytest.mark.parametrize("case", ["row", "odd tables"])
 def test_every_step_is_reported_once_in_order_and_complete(case):
     for said, in_this_thread, report in shared_world(2).run(loop, case):
         assert in_this_thread
