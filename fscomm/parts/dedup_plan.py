@@ -85,6 +85,11 @@ class DedupMerge(Merge):
     by_part: list[PartSum]
     gathers: bool
 
+    def read_after(self, part: int) -> list[torch.Tensor]:
+        of_part = self.by_part[part]
+        indices = [index for uses in of_part.uses for index in (uses.rows, uses.places)]
+        return [of_part.into, *(index for index in indices if index is not None)]
+
     def sent_after(self, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         some = next((gradient for gradient in gradients if gradient is not None), None)
         if some is None:

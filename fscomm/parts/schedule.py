@@ -253,7 +253,9 @@ class PartSchedule(StepSchedule):
         part, parts = module.sent, len(gradients.by_forward)
         for g in gradients.groups:
             so_far = [module.received.get(number, {}).get(g) for number in range(part + 1)]
-            given = step.ids.ahead(g).merge.sent_after(so_far)
+            merge = step.ids.ahead(g).merge
+            self._device.reads(*merge.read_after(part))  # the ids worker made them
+            given = merge.sent_after(so_far)
             if given is not None:
                 gradients.by_forward[part][g] = given
         module.sent += 1

@@ -163,6 +163,10 @@ class Merge:
         first = self.ends[part - 1] if part else 0
         return buffer.index_select(0, self.index[first : self.ends[part]])
 
+    def read_after(self, part: int) -> list[torch.Tensor]:
+        """The tensors that `sent_after` reads for this part, beside the gradients."""
+        return []
+
     def sent_after(self, gradients: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         """The gradient that travels after a part; None for zeros. gradients: of the outputs of this part and all before
         it; None where the loss did not use one."""

@@ -34,6 +34,7 @@ from fscomm.exchange.operations import Due, Kind, Operation
 from fscomm.loop.lookahead import Lookahead
 from fscomm.loop.moving import Moving
 from fscomm.parts.batch_parts import InOnePart, cut_batch, cut_points
+from fscomm.parts.dedup_plan import DedupMerge
 from fscomm.parts.number_of_parts import SPAN, NumberOfParts
 from fscomm.parts.schedule import PartSchedule
 from fscomm.report.recorder import Recorder
@@ -107,6 +108,28 @@ def test_every_step_in_another_number_of_parts(name: str) -> None:
     config = CONFIGS[name]
     for said in check(shared_world(2), config, "base", (1, 3, 1, 1, 4, 2)):
         assert said["fallbacks"] == {}
+
+
+def summed(rank: int, size: int, config: Config) -> tuple[list[str], tuple[int, bool]]:
+    """What differs; of how many sums the indices were seen by the device, and whether all of them were."""
+    seen = []
+    sent_after = DedupMerge.sent_after
+
+    def noted(self: DedupMerge, gradients: Sequence[Any]) -> Any:
+        device = comm.device_of(torch.device("cpu"))
+        seen.append({id(each) for each in self.read_after(len(gradients) - 1)} <= device.read)
+        return sent_after(self, gradients)
+
+    with mock.patch.object(DedupMerge, "sent_after", noted):
+        found, _ = compared(rank, size, config, "base", 3, {}, True, True)
+    return found, (len(seen), all(seen))
+
+
+def test_index_dedup_on_a_device() -> None:
+    """What the ids worker made and a backward pass reads is not freed before the device has read it."""
+    for sums, all_read in check_equal(shared_world(2), summed, CONFIGS["one KJT"].but(static_graph=False)):
+        assert sums > 0
+        assert all_read
 
 
 def test_tables_with_a_cache() -> None:
